@@ -6,10 +6,10 @@ is a client with a worker in the same process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from perdure.client.control import ControlClient
 from perdure.client.dead_letters import DeadLetterClient
@@ -23,6 +23,7 @@ from perdure.client.run_handle import Run
 from perdure.client.schedule_calls import ScheduleCalls
 from perdure.client.schedules import ScheduleClient
 from perdure.client.session import ClientSession
+from perdure.client.start_calls import StartCalls
 from perdure.client.starts import StartClient
 from perdure.client.streams import StreamClient
 from perdure.client.views import DeadLetterView, HistoryEntry, RunDescription, RunList, StreamItemView, Suspended
@@ -34,10 +35,7 @@ from perdure.model.records import RunStatus
 from perdure.model.tags import TagValue
 from perdure.model.validation import check_name, check_seconds
 from perdure.stores.protocol import Store
-from perdure.workflows.context import Context
-from perdure.workflows.definition import BoundWorkflow, Workflow
 from perdure.workflows.schedules import Overlap
-from perdure.workflows.start_options import StartKeywords
 from perdure.workflows.types import Complete
 
 P = ParamSpec("P")
@@ -55,7 +53,7 @@ Body = Coroutine[Any, Any, R]
 Timeout = float | timedelta | None
 
 
-class Client(ScheduleCalls):
+class Client(StartCalls, ScheduleCalls):
     """Starts, queries and controls runs; workers in other processes execute them.
 
     Use it as `async with Client(url) as client:`, from one event loop.
@@ -92,179 +90,9 @@ class Client(ScheduleCalls):
             check_seconds("grace", grace)
         await self._session.close()
 
-    # --- start
-
-    @overload
-    async def start(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> Run[R]: ...
-    @overload
-    async def start(self, wf: Callable[[Context, A], Body[R]], a: A, /, **options: Unpack[StartKeywords]) -> Run[R]: ...
-    @overload
-    async def start(
-        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, **options: Unpack[StartKeywords]
-    ) -> Run[R]: ...
-    @overload
-    async def start(
-        self, wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, **options: Unpack[StartKeywords]
-    ) -> Run[R]: ...
-    @overload
-    async def start(
-        self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, **options: Unpack[StartKeywords]
-    ) -> Run[R]: ...
-    @overload
-    async def start(
-        self,
-        wf: Callable[[Context, A, B, C, D, E], Body[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        /,
-        **options: Unpack[StartKeywords],
-    ) -> Run[R]: ...
-    @overload
-    async def start(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F], Body[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        /,
-        **options: Unpack[StartKeywords],
-    ) -> Run[R]: ...
-    @overload
-    async def start(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F, G], Body[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        /,
-        **options: Unpack[StartKeywords],
-    ) -> Run[R]: ...
-    @overload
-    async def start(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F, G, H], Body[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        h: H,
-        /,
-        **options: Unpack[StartKeywords],
-    ) -> Run[R]: ...
-    @overload
-    async def start(self, wf: BoundWorkflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
-    @overload
-    async def start(self, wf: Workflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
-    @overload
-    async def start(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Run[Any]: ...
-    async def start(self, wf: Any, /, *args: Any, **given: Any) -> Run[Any]:
-        """Start a run and return its handle when the run is stored.
-
-        Keyword arguments are options (`id`, `tags`, `delay`, `retention`, `timeout`, `if_exists`, `send`, ...) or
-        belong to the payload. `timeout` replaces that of the workflow. `send` are first messages, stored with the run.
-
-        If the id is taken by a run of the same workflow with an equal payload, return a handle on that run and send it
-        the messages. Otherwise raise `RunConflict`. With `if_exists="reject"` always raise it. With "restart_ended" an
-        ended run starts a new generation with this payload; with "restart" an open run is terminated first.
-        """
-        request, run_id, created = await self._starts.start(wf, args, given)
-        return Run(run_id, self, request.workflow, created=created)
-
-    @overload
-    async def execute(self, wf: Callable[[Context], Body[R]], /, **options: Unpack[StartKeywords]) -> R: ...
-    @overload
-    async def execute(self, wf: Callable[[Context, A], Body[R]], a: A, /, **options: Unpack[StartKeywords]) -> R: ...
-    @overload
-    async def execute(
-        self, wf: Callable[[Context, A, B], Body[R]], a: A, b: B, /, **options: Unpack[StartKeywords]
-    ) -> R: ...
-    @overload
-    async def execute(
-        self, wf: Callable[[Context, A, B, C], Body[R]], a: A, b: B, c: C, /, **options: Unpack[StartKeywords]
-    ) -> R: ...
-    @overload
-    async def execute(
-        self, wf: Callable[[Context, A, B, C, D], Body[R]], a: A, b: B, c: C, d: D, /, **options: Unpack[StartKeywords]
-    ) -> R: ...
-    @overload
-    async def execute(
-        self,
-        wf: Callable[[Context, A, B, C, D, E], Body[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        /,
-        **options: Unpack[StartKeywords],
-    ) -> R: ...
-    @overload
-    async def execute(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F], Body[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        /,
-        **options: Unpack[StartKeywords],
-    ) -> R: ...
-    @overload
-    async def execute(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F, G], Body[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        /,
-        **options: Unpack[StartKeywords],
-    ) -> R: ...
-    @overload
-    async def execute(
-        self,
-        wf: Callable[[Context, A, B, C, D, E, F, G, H], Body[R]],
-        a: A,
-        b: B,
-        c: C,
-        d: D,
-        e: E,
-        f: F,
-        g: G,
-        h: H,
-        /,
-        **options: Unpack[StartKeywords],
-    ) -> R: ...
-    @overload
-    async def execute(self, wf: BoundWorkflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    @overload
-    async def execute(self, wf: Workflow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    @overload
-    async def execute(self, wf: str, /, *args: Any, **options: Unpack[StartKeywords]) -> Any: ...
-    async def execute(self, wf: Any, /, *args: Any, **given: Any) -> Any:
-        """Start a run like `start`, wait for its end and return its value.
-
-        Raises what `start` and `result` raise.
-        """
-        return await self._starts.execute(wf, args, given)
+    @property
+    def _client(self) -> Self:
+        return self
 
     # --- query
 

@@ -57,7 +57,6 @@ class WorkerRuntime:
         self._catalog = catalog
         self._member = member
         self._pool = pool
-        config, clock = session.config, session.clock
         self.coordinator = Coordinator(
             session,
             self,
@@ -73,13 +72,30 @@ class WorkerRuntime:
             session, member, on_admitted=self._on_admitted, draining=lambda: self.coordinator.draining
         )
         self._ambiguous = AmbiguousWorkflows(session.store, catalog, pool)
-        self._claimer = Claimer(
-            session.store,
+        self._claimer = self._build_claimer()
+        self._held_retrier = HeldRunRetrier(session, self.coordinator, pool, catalog.workflow_versions, catalog.find)
+        self._observed: set[str] = set()  # runs that a run in this process observes
+        self.slot_starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
+        self.coordinator.executor.internal = InternalServices(session, self.slot_starter)
+        self._periodic_tasks = self._build_periodic_tasks()
+        self._rejoin_task: asyncio.Task[None] | None = None
+        self._unsubscribe = session.on_change(self._on_change_hint)
+        session.waiters.is_committing = self.coordinator.is_committing
+        member.subscribe(
+            on_fenced=self._on_fenced,
+            on_runs_available=self._claim_task.trigger,
+            on_members_changed=self._on_members_changed,
+            on_workers_changed=self._on_workers_changed,
+        )
+
+    def _build_claimer(self) -> Claimer:
+        return Claimer(
+            self._session.store,
             self.coordinator,
-            member,
-            config,
-            pool,
-            catalog.workflow_versions,
+            self._member,
+            self._session.config,
+            self._pool,
+            self._catalog.workflow_versions,
             on_unclaimed=self._ambiguous.report,
             gates=QueueGates(
                 limits=lambda: self._admitter.worker_limits,
@@ -88,10 +104,11 @@ class WorkerRuntime:
                 is_loading=self.coordinator.loader.is_loading,
             ),
         )
-        self._held_retrier = HeldRunRetrier(session, self.coordinator, pool, catalog.workflow_versions, catalog.find)
-        self._observed: set[str] = set()  # runs that a run in this process observes
-        interval = config.seconds("sweep_interval")
-        lease = config.seconds("lease")
+
+    def _build_periodic_tasks(self) -> list[PeriodicTask]:
+        """Return all periodic tasks. Those that notifications trigger are attributes too."""
+        session, member, clock, config = self._session, self._member, self._session.clock, self._session.config
+        interval, lease = config.seconds("sweep_interval"), config.seconds("lease")
         self._claim_task = PeriodicTask("claim", self._claimer.tick, clock, interval)
         self._broadcast_task = PeriodicTask(
             "broadcast", BroadcastResumer(session, self.runs_may_be_due).tick, clock, interval
@@ -102,14 +119,12 @@ class WorkerRuntime:
         self._late_tags_task = PeriodicTask("late_tags", self._late_tags.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
-        self.slot_starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
         trigger = ScheduleTrigger(session, member, self.slot_starter, lambda: self.coordinator.draining)
         self._schedule_task = PeriodicTask("schedules", trigger.tick, clock, interval)
-        self.coordinator.executor.internal = InternalServices(session, self.slot_starter)
         internal_claimer = InternalClaimer(session.store, self.coordinator, interval)
         self._internal_task = PeriodicTask("internal", internal_claimer.tick, clock, interval)
         self._admission_task = PeriodicTask("admission", self._admitter.tick, clock, interval)
-        self._periodic_tasks = [
+        return [
             self._admission_task,
             self._claim_task,
             self._finalize_task,
@@ -125,15 +140,6 @@ class WorkerRuntime:
             self._internal_task,
             PeriodicTask("stray_runs", StrayRunFinder(session.store, self.coordinator).tick, clock, interval),
         ]
-        self._rejoin_task: asyncio.Task[None] | None = None
-        self._unsubscribe = session.on_change(self._on_change_hint)
-        session.waiters.is_committing = self.coordinator.is_committing
-        member.subscribe(
-            on_fenced=self._on_fenced,
-            on_runs_available=self._claim_task.trigger,
-            on_members_changed=self._on_members_changed,
-            on_workers_changed=self._on_workers_changed,
-        )
 
     # --- start and stop
 
