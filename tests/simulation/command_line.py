@@ -3,6 +3,7 @@
     python -m tests.simulation --seeds 200             seeds 0 to 199, with the memory store
     python -m tests.simulation --store postgres        100 seeds, with a PostgreSQL server of its own
     python -m tests.simulation --seed 17 --trace       one seed, with its complete trace
+    python -m tests.simulation --queues                runs in work queues, too
     python -m tests.simulation --mutant NAME           the seed that detects a planted bug
 
 The order of a set of strings differs between processes, so the command restarts itself with a fixed PYTHONHASHSEED. A
@@ -19,12 +20,14 @@ from collections.abc import Iterator
 from perdure.testing.simulation.fault_plan import Plan, shrink
 from perdure.testing.simulation.simulation import MakeStore
 from tests.simulation.mutations import FLOW_OF_MUTANT, MUTANTS, PAUSES_OF_MUTANT, TREES_OF_MUTANT
+from tests.simulation.queue_mutations import QUEUE_MUTANTS
 from tests.simulation.random_clients import Program
 from tests.simulation.random_programs import RUNS
 from tests.simulation.run_seed import SeedResult, draw_pauses, simulate
 from tests.simulation.stores import memory, sqlite
 from tests.simulation.workflows import FLOWS
 
+ALL_MUTANTS = {**MUTANTS, **QUEUE_MUTANTS}
 STORES = ("memory", "sqlite", "postgres")
 TAIL = 60  # lines of the trace that a report contains
 
@@ -48,7 +51,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="simulate only this seed")
     parser.add_argument("--store", choices=STORES, default="memory")
     parser.add_argument("--flow", choices=sorted(FLOWS), help="use this workflow for all runs")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="plant this bug, and check that a seed detects it")
+    parser.add_argument(
+        "--mutant", choices=sorted(ALL_MUTANTS), help="plant this bug, and check that a seed detects it"
+    )
+    parser.add_argument("--queues", action="store_true", help="start runs into work queues, too")
     parser.add_argument("--trace", action="store_true", help="print the trace")
     parser.add_argument("--keep-going", action="store_true", help="continue after the first seed that fails")
     return parser.parse_args()
@@ -59,7 +65,7 @@ def _simulate_all(options: argparse.Namespace, make_store: MakeStore) -> int:
     counts: Counter[str] = Counter()
     failed = 0
     for seed in seeds:
-        result = simulate(seed, make_store=make_store, only=options.flow)
+        result = simulate(seed, make_store=make_store, only=options.flow, queues=options.queues)
         counts.update(result.counts)
         if options.trace:
             _print("\n".join(result.trace))
@@ -78,8 +84,9 @@ def _detect_mutant(options: argparse.Namespace) -> int:
     programs = None if trees is None else dict.fromkeys(RUNS, Program("sim.tree", trees))
     for seed in range(options.start, options.start + options.seeds):
         plan = None if pauses is None else draw_pauses(seed, pauses)
-        with MUTANTS[options.mutant]():
-            result = simulate(seed, plan, only=FLOW_OF_MUTANT.get(options.mutant), programs=programs)
+        with ALL_MUTANTS[options.mutant]():
+            flow, queues = FLOW_OF_MUTANT.get(options.mutant), options.mutant in QUEUE_MUTANTS
+            result = simulate(seed, plan, only=flow, programs=programs, queues=queues)
         if result.violations:
             _print(f"{options.mutant}: caught by seed {seed}: {result.violations[0]}")
             return 0
@@ -89,10 +96,10 @@ def _detect_mutant(options: argparse.Namespace) -> int:
 
 def _report(result: SeedResult, options: argparse.Namespace, make_store: MakeStore) -> None:
     def fails(plan: Plan) -> bool:
-        return bool(simulate(result.seed, plan, make_store, options.flow).violations)
+        return bool(simulate(result.seed, plan, make_store, options.flow, queues=options.queues).violations)
 
     smallest = shrink(result.plan, fails)
-    again = simulate(result.seed, smallest, make_store, options.flow)
+    again = simulate(result.seed, smallest, make_store, options.flow, queues=options.queues)
     _print(f"seed {result.seed} fails:")
     _print("\n".join(f"  - {each}" for each in result.violations[:10]))
     _print(f"with {len(smallest.faults)} of its {len(result.plan.faults)} faults it still does:")
@@ -105,7 +112,8 @@ def _report(result: SeedResult, options: argparse.Namespace, make_store: MakeSto
         )
     store = "" if options.store == "memory" else f" --store {options.store}"
     flow = "" if options.flow is None else f" --flow {options.flow}"
-    _print(f"full trace: python -m tests.simulation --seed {result.seed}{store}{flow} --trace")
+    queues = " --queues" if options.queues else ""
+    _print(f"full trace: python -m tests.simulation --seed {result.seed}{store}{flow}{queues} --trace")
 
 
 @contextlib.contextmanager

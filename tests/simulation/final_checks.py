@@ -7,6 +7,7 @@ from typing import Any
 
 from perdure import Client, RunStatus
 from perdure.codec import JSON
+from perdure.execution.queue_expiry import MESSAGE_NAME as EXPIRED_MESSAGE
 from perdure.model.records import Entry, EntryStatus, RunRecord
 from perdure.testing.simulation.run_model import RunModel
 from perdure.testing.simulation.simulation import Simulation
@@ -30,6 +31,7 @@ async def check_end(simulation: Simulation, state: ExternalState, responses: Res
     timed_out = _timed_out_by_pauses(simulation, [run for run, _ in lives])
     family = Family(responses.forks, lives, {run.parent for run, _ in pruned_runs}, timed_out)
     _check_events(simulation, state, responses, family, await _locate_events(simulation, family, client))
+    await _check_expired(simulation, family)
     _check_responses(simulation, responses, family)
     for run, record in family.lives:
         _check_outcome(simulation, run, record, family)
@@ -133,6 +135,8 @@ def _check_events(
     runs = [run for run, _ in family.lives]
     for run in runs:
         for message in run.accepted.values():
+            if message.name == EXPIRED_MESSAGE:
+                continue  # `_check_expired`
             accepted[_number(message.body)] = (message.name, run)
     for event in simulation.checker.sent.values():
         accepted.setdefault(_number(event.body), (event.topic, None))
@@ -163,6 +167,20 @@ def _check_events(
         twice = [number for number in twice if number not in copied]
         if twice and not run.rewound:
             simulation.checker.report(f"run {run.id} received {twice} more than once")
+
+
+async def _check_expired(simulation: Simulation, family: Family) -> None:
+    """A run that was not admitted in time leaves one dead letter."""
+    expired = Counter(
+        run.id
+        for run, record in family.lives
+        if record.status is RunStatus.CANCELLED and record.first_executed_at is None
+        for message in run.accepted.values()
+        if message.name == EXPIRED_MESSAGE
+    )
+    letters = await simulation.store.dead_letters(1_000, kind="expired_wait")
+    if Counter(each.original_target for each in letters) != expired:
+        simulation.checker.report(f"runs {dict(expired)} expired in their queues, but there are dead letters {letters}")
 
 
 def _received_by(run: RunModel) -> list[str]:
@@ -295,13 +313,16 @@ def _check_compensations(simulation: Simulation, state: ExternalState, run: RunM
 
 
 async def _check_nothing_is_left(simulation: Simulation) -> None:
-    """After the retention all runs are pruned completely."""
+    """After the retention all runs are pruned completely, and no queue has a place."""
     ids = list(simulation.checker.models)
     await simulation.store.prune(simulation.loop.current_time + A_LONG_TIME, 1_000)
     for run_id, snapshot in zip(ids, await simulation.store.load(ids), strict=True):
         left = [*await simulation.store.history(run_id), *await simulation.store.inbox(run_id)]
         if snapshot is not None or left:
             simulation.checker.report(f"run {run_id} exceeds its retention, but is still stored: {left}")
+    for summary in await simulation.store.queues():
+        if summary.waiting or summary.held:
+            simulation.checker.report(f"all runs have ended, but places are left: {summary}")
 
 
 async def _check_followers(simulation: Simulation, responses: Responses, family: Family) -> None:

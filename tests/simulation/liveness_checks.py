@@ -19,7 +19,10 @@ from tests.simulation.event_types import ALL, BY_NAME, MAY_EXPIRE
 from tests.simulation.external_state import ExternalState
 from tests.simulation.random_clients import all_records
 from tests.simulation.random_programs import IMPORTS
-from tests.simulation.workflows import MAX_SUSPEND, code_of
+from tests.simulation.workflows import MAX_SUSPEND, code_of, new_code
+
+SWEEP_SECONDS = 1.0  # as configured in `run_seed`
+LATENCY_SECONDS = 0.5  # of commits and notifications
 
 
 def on_its_way(record: RunRecord) -> bool:
@@ -44,11 +47,27 @@ async def check_quiet(simulation: Simulation, client: Client) -> list[RunRecord]
         _check_overdue(simulation, record)
         if record.status is RunStatus.SUSPENDED and record.held is None:
             await _check_replay(simulation, record)
+    await _check_queues(simulation)
     return open_runs
+
+
+async def _check_queues(simulation: Simulation) -> None:
+    """A waiting run of a queue with free slots, served and not paused, is admitted within two sweeps."""
+    model, now = simulation.checker.queue_model, simulation.loop.current_time
+    serves = frozenset((flow.name, flow.version, "default") for flow in new_code())
+    for name in model.queues:
+        view = await simulation.store.queue_view(name, now)
+        since = model.unserved_since(name, serves, 0 if view is None else view.active)
+        if since is not None and since < now - 2 * SWEEP_SECONDS - LATENCY_SECONDS:
+            simulation.checker.report(f"queue {name} has a free slot, but a run waits for {now - since:g} s: {view}")
+        if model.expired(name, now - 2 * SWEEP_SECONDS - LATENCY_SECONDS):
+            simulation.checker.report(f"queue {name} has a place that expired, but its run has not ended")
 
 
 def _check_waits(simulation: Simulation, record: RunRecord, inbox: list[Any], topics: dict[str, Any]) -> None:
     now, report, run = simulation.loop.current_time, simulation.checker.report, simulation.checker.models[record.id]
+    if record.waiting:
+        return  # `_check_queues`
     if record.owner is not None:
         busy = any(body.run_id == record.id for body in simulation.bodies[-50:])
         if not busy and record.updated_at < now - 30.0:
@@ -140,7 +159,7 @@ async def _release(simulation: Simulation, state: ExternalState, client: Client,
     """Resume a run that was imported, or that a failed step holds, after a repair. Nothing else may hold a run."""
     imported = held.kind == "imported" and record.id in IMPORTS
     damaged = held.kind == "internal_error" and record.id in simulation.damaged
-    if imported or damaged:
+    if imported or damaged or held.kind == "paused":
         await client.resume(record.id)
         return
     entry = simulation.checker.models[record.id].entries.get(held.location or "")

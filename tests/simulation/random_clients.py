@@ -31,6 +31,8 @@ from perdure.testing.simulation.simulation import Simulation
 from tests.simulation.event_types import BROADCAST, TARGETED, Request
 from tests.simulation.fork_model import wrong_with_fork
 from tests.simulation.random_programs import FORKS, IMPORTS, RUNS, Node
+from tests.simulation.random_queues import REFUSALS as QUEUE_REFUSALS
+from tests.simulation.random_queues import control_queue, draw_start_options
 from tests.simulation.stream_followers import STREAMS, Follower
 from tests.simulation.workflows import FLOWS, tree
 
@@ -87,6 +89,7 @@ class Caller:
         responses: Responses,
         *,
         restarts: bool = False,
+        queues: bool = False,
     ):
         self._simulation = simulation
         self._name = name
@@ -95,6 +98,7 @@ class Caller:
         self._responses = responses
         self._sent = 0
         self._restarts = restarts
+        self._queues = queues
         self.client: Client = None  # type: ignore[assignment]
 
     async def run(self, until: float) -> None:
@@ -124,13 +128,15 @@ class Caller:
         ]
         if self._restarts:
             ways.append((8, self._restart))
+        if self._queues:
+            ways += [(12, self._start), (6, self._control_queue), (1, self._pause)]
         way = self._rng.choices([each for _, each in ways], [weight for weight, _ in ways])[0]
         run_id = self._rng.choice(RUNS if way in (self._start, self._restart) else [*RUNS, *RUNS, *FORKS, *IMPORTS])
         self._simulation.trace(f"{self._name}{way.__name__.replace('_', ' ', 1)} {run_id}")
         self._responses.calls += 1
         try:
             response = await way(run_id)
-        except REFUSALS as error:
+        except (*REFUSALS, *QUEUE_REFUSALS) as error:
             self._responses.refused += 1
             response = type(error).__name__
         except (StoreError, TimeoutError, msgspec.ValidationError) as error:  # the last: an unreadable row
@@ -142,10 +148,17 @@ class Caller:
 
     async def _start(self, run_id: str) -> str:
         program = self._programs[run_id]
-        run: Any = await self.client.start(FLOWS[program.flow], program.parts, id=run_id)
+        options = draw_start_options(self._rng, run_id) if self._queues else {"id": run_id}
+        run: Any = await self.client.start(FLOWS[program.flow], program.parts, **options)
         if run.created:
-            self._responses.created.append(run_id)
+            self._responses.created.append(run.id)
         return f"created={run.created}"
+
+    async def _control_queue(self, run_id: str) -> str:
+        return await control_queue(self._rng, self.client)
+
+    async def _pause(self, run_id: str) -> None:
+        await self.client.pause(run_id)
 
     async def _restart(self, run_id: str) -> str:
         program, if_exists = self._programs[run_id], self._rng.choice(("restart", "restart_ended"))

@@ -17,6 +17,7 @@ from tests.simulation.final_checks import check_end
 from tests.simulation.liveness_checks import check_quiet, nudge, on_its_way
 from tests.simulation.random_clients import Caller, Program, Responses, all_records
 from tests.simulation.random_programs import RUNS, draw_trees
+from tests.simulation.random_queues import declare_queues, open_all_queues
 from tests.simulation.stores import memory
 from tests.simulation.workflows import FLOWS, new_code, old_code
 
@@ -46,10 +47,11 @@ def simulate(
     *,
     programs: Mapping[str, Program] | None = None,
     restarts: bool = False,
+    queues: bool = False,
 ) -> SeedResult:
     """Simulate one seed, with its own fault plan and programs or given ones; `only`: use this workflow for all runs.
 
-    With `restarts`, clients restart runs too.
+    With `restarts`, clients restart runs too. With `queues`, they start runs into work queues, and control these.
     """
     if plan is None:
         rng = seeded_random(seed, "plan")
@@ -59,7 +61,9 @@ def simulate(
     gc.disable()  # the time of a collection would change the trace
     try:
         with seeded(seed), asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(_simulate(seed, plan, make_store, only, programs, lines, restarts=restarts))
+            return runner.run(
+                _simulate(seed, plan, make_store, only, programs, lines, restarts=restarts, queues=queues)
+            )
     except Spinning as error:
         return SeedResult(seed, plan, [str(error)], [*lines, f"VIOLATION: {error}"])
     finally:
@@ -83,15 +87,18 @@ async def _simulate(
     lines: list[str],
     *,
     restarts: bool,
+    queues: bool,
 ) -> SeedResult:
     deploy = _deploy(seeded_random(seed, "deploy"), WORKERS[: 2 + seed % 2], only)
-    simulation = Simulation(seed, plan, make_store, deploy, _config(seeded_random(seed, "config")))
+    declared = declare_queues() if queues else []
+    simulation = Simulation(seed, plan, make_store, deploy, _config(seeded_random(seed, "config")), declared)
     simulation.lines = lines
     state, responses = ExternalState(simulation), Responses()
     rng = seeded_random(seed, "programs")
     programs = {run_id: _program(rng, deploy, only) for run_id in RUNS} | dict(programs or {})
     callers = [
-        Caller(simulation, name, seeded_random(seed, name), programs, responses, restarts=restarts) for name in CLIENTS
+        Caller(simulation, name, seeded_random(seed, name), programs, responses, restarts=restarts, queues=queues)
+        for name in CLIENTS
     ]
     for name in WORKERS[: 2 + seed % 2]:
         simulation.start_worker(name)
@@ -99,6 +106,8 @@ async def _simulate(
     try:
         await asyncio.gather(*(caller.run(FAULT_PHASE_SECONDS) for caller in callers))
         await simulation.heal()
+        if queues:
+            await open_all_queues(callers[0].client)
         await _check_quiescent(simulation, state, responses, callers)
     except Exception as error:
         simulation.checker.report(f"{type(error).__name__}: {error}")
@@ -135,6 +144,7 @@ def _counts(simulation: Simulation, responses: Responses) -> dict[str, int]:
         "calls": responses.calls,
         "refused calls": responses.refused,
         "followers": len(responses.followers),
+        "admissions": simulation.checker.queue_model.admissions,
         **counts,
     }
 

@@ -23,6 +23,7 @@ from perdure.testing.simulation.randomness import seeded_random
 from tests.servers.postgres import ENVIRONMENT, shared_url
 from tests.simulation.mutations import MUTANTS
 from tests.simulation.postgres_store import postgres
+from tests.simulation.queue_mutations import QUEUE_MUTANTS
 from tests.simulation.random_programs import RUNS
 from tests.simulation.reference_model import expected_of_run
 from tests.simulation.run_seed import CLIENTS, WORKERS, _deploy, _program, simulate
@@ -52,6 +53,24 @@ def test_all_guarantees_hold_for_many_seeds(shard):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_all_guarantees_hold_for_runs_of_queues(shard):
+    size = SEEDS // SHARDS
+    result = run_simulator("--queues", "--start", str(30_000 + shard * size), "--seeds", str(size))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_all_guarantees_hold_for_runs_of_queues_on_sqlite():
+    result = run_simulator("--queues", "--store", "sqlite", "--seeds", "10", "--start", "40000")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_all_guarantees_hold_for_runs_of_queues_on_postgres():
+    server = {ENVIRONMENT: shared_url()}
+    result = run_simulator("--queues", "--store", "postgres", "--seeds", "3", "--start", "50000", **server)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_all_guarantees_hold_on_sqlite():
     result = run_simulator("--store", "sqlite", "--seeds", "10", "--start", "10000")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -63,7 +82,7 @@ def test_all_guarantees_hold_on_postgres():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *QUEUE_MUTANTS])
 def test_a_planted_bug_is_caught(mutant):
     result = run_simulator("--mutant", mutant, "--seeds", str(ENOUGH))
     assert result.returncode == 0, result.stdout + result.stderr
@@ -72,6 +91,12 @@ def test_a_planted_bug_is_caught(mutant):
 @pytest.mark.parametrize("seed", [1, 4, 9])
 def test_seed_determines_the_trace(seed):
     assert simulate(seed).trace == simulate(seed).trace
+
+
+def test_seed_determines_the_trace_of_queues():
+    first, second = (run_simulator("--queues", "--seed", "7", "--trace").stdout for _ in range(2))
+    assert "Admitted" in first
+    assert first == second
 
 
 def test_seed_determines_the_trace_in_every_process():

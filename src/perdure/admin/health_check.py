@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 
 from perdure.admin.findings import Findings, HealthReport
+from perdure.admin.queue_health import QueueCheck
 from perdure.admin.run_progress import (
     STALLED_AFTER_SECONDS,
     TIMER_TOLERANCE_SECONDS,
@@ -30,6 +31,7 @@ from perdure.client.client import Client
 from perdure.clock import to_datetime
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import QueueSummary
 from perdure.model.records import Message, RunRecord, RunStatus, WorkerRecord
 from perdure.stores.results import Snapshot, UnreadableRun
 
@@ -44,7 +46,8 @@ WARN_AT = 0.8  # fraction of a limit
 
 async def check_health(client: Client, *, deep: bool = False, progress: Progress | None = None) -> HealthReport:
     """Check the store. With `deep`, also read the histories of all open runs, and all ended runs."""
-    check = _HealthCheck(client, await _read_state(client))
+    queues = await client._session.read(client._session.store.queues)
+    check = _HealthCheck(client, await _read_state(client), queues)
     async for page in pages_of(client):
         check.add_unreadable(page.unreadable)
         await check.check_runs(page.runs)
@@ -60,6 +63,7 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
     await check.check_due_index()
     check.add_aggregates()
     await check.check_finalization()
+    await check.queues.check_queues()
     await check.check_clocks()
     found = check.findings.in_order()
     return HealthReport(to_datetime(check.state.now), check.runs, dict(check.progress_reasons), found)
@@ -68,9 +72,10 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
 class _HealthCheck:
     """Collects findings over the whole store. A problem that many runs share is one finding."""
 
-    def __init__(self, client: Client, state: StoreState) -> None:
+    def __init__(self, client: Client, state: StoreState, queues: Sequence[QueueSummary] = ()) -> None:
         self.state = state
         self.findings = Findings()
+        self.queues = QueueCheck(client, self.findings, state, queues)
         self.progress_reasons: Counter[str] = Counter()
         self.runs = 0
         self._client = client
@@ -101,6 +106,7 @@ class _HealthCheck:
                 await self._confirm(record)
             else:
                 self._count(record, reason)
+            self.queues.check_run(record)
             self._check_input_size(record)
             self._check_parent(record, parents)
         for record in page:
@@ -392,7 +398,8 @@ async def _read_state(client: Client) -> StoreState:
     session = client._session
     workers = {worker.id: worker for worker in await session.read(session.store.workers)}
     unfinalized = await session.read(partial(session.store.unfinalized, PAGE))
-    return StoreState(session.clock.now(), workers, frozenset(each.record.id for each in unfinalized))
+    queues = frozenset(each.name for each in await session.read(session.store.queues))
+    return StoreState(session.clock.now(), workers, frozenset(each.record.id for each in unfinalized), queues)
 
 
 def _runs(count: int) -> str:

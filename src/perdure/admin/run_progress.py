@@ -22,6 +22,7 @@ class StoreState:
     now: float
     workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
     unfinalized: frozenset[str] = frozenset()  # ended runs that still have to notify others
+    queues: frozenset[str] | None = None  # names of the work queues, if they were read
 
     def is_alive(self, worker_id: str) -> bool:
         worker = self.workers.get(worker_id)
@@ -50,6 +51,10 @@ def progress_reason(
     """
     if record.owner is not None:
         return "owner" if state.is_alive(record.owner) else "no owner"
+    if record.waiting:
+        if state.queues is not None and record.queue not in state.queues:
+            return f"no queue named {record.queue!r} to be admitted from"
+        return "held" if record.held is not None else "queue"
     if record.held is None and (timer := _missed_timer(record, state.now)) is not None:
         return timer
     if record.wake_at is not None:

@@ -17,6 +17,7 @@ from perdure.cli import (
     lint,
     maintenance,
     messages,
+    queues,
     runs,
     start,
     transfer,
@@ -115,3 +116,5 @@ for panel, commands in COMMANDS.items():
         app.command(name, rich_help_panel=panel, epilog=example)(command)
     if panel == EVENTS:
         app.add_typer(dead_letters.dead_letters, name="dead-letters", rich_help_panel=panel)
+    if panel == RUNS:
+        app.add_typer(queues.queues, name="queues", rich_help_panel=panel)

@@ -24,6 +24,7 @@ PROGRESS_REASONS = {
     "event": "waiting for an event",
     "deferred": "waiting for a deferred",
     "child": "waiting for another run",
+    "queue": "waiting in a queue",
     "held": "held",
     "nothing": "stuck",
 }

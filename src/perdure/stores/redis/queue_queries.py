@@ -57,4 +57,5 @@ async def places_ahead(partitions: Partitions, run_id: str, cap: int) -> int:
     if found is None or found.held:
         return 0
     score = encoding.score_of(found.priority, found.number)
-    return min(cap, await partitions.read(partitions.of(run_id), "places_ahead", run_id, score))
+    ahead: int = await partitions.read(partitions.of(run_id), "places_ahead", run_id, score)
+    return min(cap, ahead)

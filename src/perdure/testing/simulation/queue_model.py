@@ -310,12 +310,25 @@ class QueueModel:
             if view is None or (view.version, view.held) != (queue.version, len(slots)):
                 self._report(f"queue {name} has the view {view}, but its writes result in version {queue.version}")
 
-    def unserved_since(self, name: str, serves: frozenset[tuple[str, int, str]]) -> float | None:
-        """Return since when a slot of the queue is free although a run that may have it waits; None if none does."""
+    def expired(self, name: str, by: float) -> bool:
+        """Return whether a place of the queue that had expired by this time still waits."""
+        return any(each.expires_at is not None and each.expires_at < by for each in self._waiting(name))
+
+    def unserved_since(self, name: str, serves: frozenset[tuple[str, int, str]], active: int) -> float | None:
+        """Return since when a slot of the queue is free although a run that may have it waits; None if none does.
+
+        `active` is the number of holders that a worker executes, or that are due. With a limit per worker, none is
+        expected while there are as many as one worker executes.
+        """
         queue = self.queues[name]
         settings, now = queue.settings, self._now()
         held = [each for each in self.places.values() if each.queue == name and each.held]
         if queue.write.paused is not None or (settings.concurrency is not None and len(held) >= settings.concurrency):
+            return None
+        if settings.worker_concurrency is not None and active >= settings.worker_concurrency:
+            return None
+        rates = [rate for rate in (settings.rate, settings.partition_rate) if rate is not None]
+        if any(at > now - 2 * rate.per for rate in rates for at, _ in queue.admitted):
             return None
         slots = Counter(each.partition for each in held)
         since: list[float] = []

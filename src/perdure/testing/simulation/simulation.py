@@ -28,6 +28,7 @@ from perdure.testing.simulation.process import Process
 from perdure.testing.simulation.randomness import seeded_random
 from perdure.testing.step_interception import intercept_steps
 from perdure.workflows.definition import Workflow
+from perdure.workflows.work_queues import WorkQueue
 
 MakeStore = Callable[[Clock], Store]
 Workflows = Sequence[Workflow[Any, Any]]
@@ -81,6 +82,7 @@ class SimulatedEngine(Engine):
 
     async def open(self) -> None:
         await Client.open(self)
+        await self._declare_queues()
         runtime = self._build_runtime()
         self._attach(runtime)  # before it starts, so that a crash while it starts stops it
         executor, coordinator = runtime.coordinator.executor, runtime.coordinator
@@ -104,6 +106,7 @@ class Simulation:
         make_store: MakeStore,
         deploy: Deploy,
         config: EngineConfig,
+        queues: Sequence[WorkQueue] = (),
     ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulatedLoop)
@@ -120,6 +123,7 @@ class Simulation:
         self.writings: dict[int, Process] = {}
         self._deploy = deploy
         self._config = config
+        self._queues = queues
         self._counts: dict[str, dict[str, int]] = {}
         self._faults_ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -203,7 +207,8 @@ class Simulation:
         while True:
             process, connection = self._process(name)
             workflows = self._deploy.after if self._is_deployed(name) else self._deploy.before
-            engine = SimulatedEngine(self, process, connection, workflows=workflows, config=self._config)
+            options = {"workflows": workflows, "queues": self._queues, "config": self._config}
+            engine = SimulatedEngine(self, process, connection, **options)
             self._engines[name] = engine
             leaving = self._leaving[name] = asyncio.Event()
             self.trace(f"{name} starts")

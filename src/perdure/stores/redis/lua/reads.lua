@@ -180,12 +180,28 @@ reads.sent = function(name)
   return found and cmsgpack.unpack(found) or {}
 end
 
--- Return the first topics after a name with their queued events and subscriptions.
+-- Return the number of runs with a subscription to a topic. Of more than 10,000 subscriptions each counts as a run.
+local function count_waiting(topic)
+  local subscriptions = call('ZCARD', key('waiting', topic))
+  if subscriptions > 10000 then return subscriptions end
+  local runs, count = {}, 0
+  for _, member in ipairs(call('ZRANGE', key('waiting', topic), 0, -1)) do
+    local readable, subscription = pcall(cmsgpack.unpack, member)
+    local run = readable and type(subscription) == 'table' and subscription[1] or member
+    if not runs[run] then
+      runs[run] = true
+      count = count + 1
+    end
+  end
+  return count
+end
+
+-- Return the first topics after a name with their queued events and waiting runs.
 reads.topics = function(after, limit)
   local found = {}
   for i, name in ipairs(call('ZRANGEBYLEX', key('topic-names'), after, '+', 'LIMIT', 0, limit)) do
     local queued = call('ZCARD', key('free', name)) + call('ZCARD', key('shared', name))
-    found[i] = {name, queued, call('ZCARD', key('waiting', name))}
+    found[i] = {name, queued, count_waiting(name)}
   end
   return found
 end
