@@ -472,8 +472,9 @@ async def test_internal_runs_are_hidden_and_accept_few_requests(h):
         client.fork(run.id, "start_page"),
         client.rewind(run.id, "start_page"),
         client.delete(run.id),
+        client.tag(run.id, {"a": "b"}),
     ):
-        with pytest.raises(WorkflowMisuse, match="is internal and cannot be used with"):
+        with pytest.raises(WorkflowMisuse, match="is perdure's own and cannot be"):
             await call
     with pytest.raises(InvalidArgument, match="must not begin with '~'"):
         await client.start("~backfill", {})

@@ -12,11 +12,12 @@ import pytest
 
 from perdure.model.queries import RunQuery
 from perdure.model.records import Hold
-from perdure.stores.postgres import queries as postgres_queries
+from perdure.stores.postgres import run_pages
 from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.postgres.url import parse_url
 from perdure.stores.protocol import Store
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.sql_filters import numbered
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import run, suspended, turn, worker
 from tests.servers.postgres import schema_of_its_own
@@ -78,9 +79,9 @@ def test_postgres_uses_the_index_of_held_runs() -> None:
         connection = await asyncpg.connect(parse_url(url).dsn)
         await connection.execute(f"ANALYZE {schema}.runs; SET enable_seqscan = off; SET enable_sort = off")
         for query in (ALL, OF_KIND):
-            where, values = postgres_queries.conditions(query)
-            text = f"SELECT * FROM {schema}.runs r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT 5"
-            plan = str(await (await connection.prepare(text)).explain(*values))
+            piece = run_pages.piece_of_page(await run_pages.plan(store._open, query), None, 5, 5, bare=False)
+            statement = await connection.prepare(numbered(piece.sql).format(schema=schema))
+            plan = str(await statement.explain(*piece.values))
             assert "runs_held_newest" in plan, plan
         await connection.close()
         await store.close()

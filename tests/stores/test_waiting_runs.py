@@ -11,11 +11,12 @@ import pytest
 
 from perdure.model.queries import RunQuery
 from perdure.model.records import Wait
-from perdure.stores.postgres import queries as postgres_queries
+from perdure.stores.postgres import run_pages
 from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.postgres.url import parse_url
 from perdure.stores.protocol import Store
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.sql_filters import numbered
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import observe, receive, run, suspended, worker
 from tests.servers.postgres import schema_of_its_own
@@ -62,16 +63,17 @@ def test_postgres_reads_subscriptions_and_observers() -> None:
         store = PostgresStore(url)
         await create_waiting_runs(store)
         await check_results(store)
-        await store.close()
         connection = await asyncpg.connect(parse_url(url).dsn)
         await connection.execute("SET enable_seqscan = off")
-        for query, index in ((BY_EVENT, "runs_pkey"), (BY_CHILD, "runs_id_key")):
-            source, where, values = postgres_queries.select_runs(query)
-            text = f"SELECT * FROM {source} r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT 5"
-            statement = await connection.prepare(text.format(schema=parse_url(url).quoted))
-            plan = str(await statement.explain(*values))
+        for query, index in ((BY_EVENT, "subscriptions_of_topic"), (BY_CHILD, "observers_of_run")):
+            search = await run_pages.plan(store._open, query)
+            piece = run_pages.piece_of_page(search, None, 5, 5, bare=False)
+            statement = await connection.prepare(numbered(piece.sql).format(schema=parse_url(url).quoted))
+            plan = str(await statement.explain(*piece.values))
             assert index in plan, plan
+            assert "runs_by_status" not in plan, plan
         await connection.close()
+        await store.close()
 
     with schema_of_its_own() as url:
         asyncio.run(main(url))

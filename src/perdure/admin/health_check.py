@@ -14,6 +14,7 @@ from functools import partial
 
 from perdure.admin.findings import Findings, HealthReport
 from perdure.admin.queue_health import QueueCheck
+from perdure.admin.queue_progress import waiting_reason
 from perdure.admin.run_progress import (
     STALLED_AFTER_SECONDS,
     TIMER_TOLERANCE_SECONDS,
@@ -32,7 +33,7 @@ from perdure.client.client import Client
 from perdure.clock import to_datetime
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
-from perdure.model.queue_records import QueueSummary
+from perdure.model.queue_records import PlaceRecord, QueueSummary
 from perdure.model.records import Message, RunRecord, RunStatus, WorkerRecord
 from perdure.stores.results import Snapshot, UnreadableRun
 
@@ -168,13 +169,20 @@ class _HealthCheck:
                     self.findings.add("lost_wake_up", "error", text, "resume it", run_id, "resume")
 
     async def _progress_reasons(self, page: Sequence[RunRecord]) -> list[str]:
-        waiting = [each for each in page if each.owner is None and each.wake_at is None and each.held is None]
+        waiting = [
+            each
+            for each in page
+            if each.owner is None and each.wake_at is None and each.held is None and not each.waiting
+        ]
+        places = {each.id: await self._place(each.id) for each in page if each.waiting}
         awaited = await self._runs_named(
             {wait.name for each in waiting for wait in each.waits if wait.kind == "child" and wait.name is not None}
         )
         inboxes = {each.id: await self._inbox(each.id) for each in waiting if each.last_message_no}
         return [
-            progress_reason(
+            waiting_reason(each, places[each.id], self.state)
+            if each.waiting
+            else progress_reason(
                 each,
                 self.state,
                 awaited,
@@ -191,6 +199,9 @@ class _HealthCheck:
         found = await self._session.read(partial(self._session.store.records, names))
         self.add_unreadable([each for each in found if isinstance(each, UnreadableRun)])
         return dict(zip(names, found, strict=True))
+
+    async def _place(self, run_id: str) -> PlaceRecord | None:
+        return await self._session.read(partial(self._session.store.place, run_id))
 
     async def _inbox(self, run_id: str) -> list[Message]:
         """Return the unread messages of a run; none, and a finding, if they cannot be read."""
@@ -239,12 +250,20 @@ class _HealthCheck:
                 self._earliest[record.pool] = sorted(earliest)[:CHECKED_WAKE_UPS]
         if record.created_at > now + MAX_CLOCK_SKEW_SECONDS:
             self._future += 1
+        if reason == "queue" and not self.state.serves(record):
+            self._add_without_worker(record)
+        if reason == "due" and record.gate and record.gate not in (self.state.queues or {}):
+            text = f"Run {record.id} ({record.workflow}) is due behind the gate of an unknown queue, {record.gate!r}"
+            self.findings.add("damaged", "error", text, "restore its row from a backup, or correct it", record.id)
         if reason == "due" and record.wake_at is not None and record.wake_at <= now:
             if not self.state.serves(record):
-                name = f"workflow {record.workflow} v{record.version} (pool {record.pool})"
-                self._without_worker.setdefault(name, []).append(record.id)
+                self._add_without_worker(record)
             elif record.wake_at < now - OVERDUE_AFTER_SECONDS:
                 self._overdue.append(record)
+
+    def _add_without_worker(self, record: RunRecord) -> None:
+        name = f"workflow {record.workflow} v{record.version} (pool {record.pool})"
+        self._without_worker.setdefault(name, []).append(record.id)
 
     def _add_held(self, record: RunRecord) -> None:
         if record.held is not None and record.owner is None and record.wake_at is None:
@@ -343,7 +362,7 @@ class _HealthCheck:
             text = f"{_runs(len(ids))} owned by unknown worker {owner}: {', '.join(ids[:SHOWN_RUNS])}"
             add("orphaned_runs", "error", text, "release them to other workers", owner, "release_runs")
         for name, ids in sorted(self._without_worker.items()):
-            text = f"{_runs(len(ids))} due, but no live worker has {name}: {', '.join(ids[:SHOWN_RUNS])}"
+            text = f"{_runs(len(ids))} to be executed, but no live worker has {name}: {', '.join(ids[:SHOWN_RUNS])}"
             add("no_worker", "warning", text, "start a worker: perdure worker TARGET", name)
         if self._overdue:
             worst = min(self._overdue, key=lambda record: record.wake_at or 0.0)
@@ -410,7 +429,7 @@ async def _read_state(client: Client) -> StoreState:
     session = client._session
     workers = {worker.id: worker for worker in await session.read(session.store.workers)}
     unfinalized = await session.read(partial(session.store.unfinalized, PAGE))
-    queues = frozenset(each.name for each in await session.read(session.store.queues))
+    queues = {queue.name: queue for queue in await session.read(session.store.queues)}
     return StoreState(session.clock.now(), workers, frozenset(each.record.id for each in unfinalized), queues)
 
 

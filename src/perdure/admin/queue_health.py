@@ -44,6 +44,8 @@ class QueueCheck:
         for queue in self._queues:
             if queue.waiting and queue.paused is None:
                 await self._check_admission(queue)
+            if queue.held:
+                await self._check_slots(queue.name)
         await self._check_declarations()
 
     async def _check_admission(self, queue: QueueSummary) -> None:
@@ -77,6 +79,16 @@ class QueueCheck:
                 advice = "look for errors of the periodic task `admission` in the logs of the workers"
                 self._findings.add("stalled_queue", "error", text, advice, queue.name)
                 return
+
+    async def _check_slots(self, queue: str) -> None:
+        """Find slots of runs that have ended: the commit of an end returns the slot, unless rows are damaged."""
+        session, store, after = self._session, self._session.store, None
+        while places := await session.read(partial(store.places, queue, after=after, limit=HOLDERS, held=True)):
+            after = places[-1].cursor
+            for record in await self._records(places):
+                if record.status.terminal:
+                    text = f"Run {record.id} ({record.workflow}) has ended and still holds a slot of queue {queue}"
+                    self._findings.add("leaked_slot", "error", text, "return the slot", record.id, "return_slot")
 
     async def _records(self, places: Sequence[PlaceRecord]) -> list[RunRecord]:
         session = self._session

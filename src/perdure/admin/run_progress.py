@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perdure.admin.store_views import is_alive
+from perdure.model.queue_records import QueueSummary
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord, RunStatus, Wait, WorkerRecord
 from perdure.stores.results import UnreadableRun
 from perdure.workflows.internal import is_internal_name
@@ -23,7 +24,7 @@ class StoreState:
     now: float
     workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
     unfinalized: frozenset[str] = frozenset()  # ended runs that still have to notify others
-    queues: frozenset[str] | None = None  # names of the work queues, if they were read
+    queues: Mapping[str, QueueSummary] | None = None  # those that can be read, if they were read
 
     def is_alive(self, worker_id: str) -> bool:
         worker = self.workers.get(worker_id)

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from perdure.client.client import Client
 from perdure.client.views import DeadLetterView, RunDescription, dead_letter_view, describe_run
 from perdure.clock import to_datetime
-from perdure.model.queries import RunQuery
+from perdure.model.filters import Term
+from perdure.model.queries import MAX_LIMIT, RunQuery
 from perdure.model.records import RunRecord, RunStatus, WorkerRecord
 from perdure.model.validation import check_text
 from perdure.stores.results import RunPage
@@ -70,10 +71,14 @@ async def workers_of(client: Client) -> list[WorkerView]:
     """Return all workers that the store has, live ones first."""
     session = client._session
     now, records = session.clock.now(), await session.read(session.store.workers)
-    views = [
-        _worker_view(each, now, len(await session.read(partial(session.store.owned, each.id)))) for each in records
-    ]
+    views = [_worker_view(each, now, await _count_owned(client, each.id)) for each in records]
     return sorted(views, key=lambda view: (not view.alive, view.pool, view.started_at))
+
+
+async def _count_owned(client: Client, worker: str) -> int:
+    """Return the number of runs that a worker owns. It may own very many, so their ids are not read."""
+    query = RunQuery(where=Term("worker", ":", worker), internal=True)
+    return await client._session.read(partial(client._session.store.count, query, MAX_LIMIT))
 
 
 async def find_dead_letter(client: Client, dead_letter_id: str) -> DeadLetterView[Any] | None:
@@ -104,7 +109,7 @@ async def pages_of(client: Client, query: RunQuery | None = None) -> AsyncIterat
     """Yield pages of all runs that match a query, with marks of those that cannot be read; open runs by default."""
     query, after = query or RunQuery(), None
     while True:
-        page_query = replace(query, status=query.status or OPEN, limit=PAGE, after=after)
+        page_query = replace(query, status=query.status or OPEN, limit=PAGE, after=after, internal=True)
         page = await client._session.read(partial(client._session.store.runs, page_query))
         yield page
         if page.next is None:

@@ -75,14 +75,20 @@ def query_of(
     after: str | None = None,
     held: bool = False,
     waiting_for: str | None = None,
+    where: str | None = None,
 ) -> RunQuery:
-    """Build the query for these filter options."""
+    """Build the query for these filter options. A tag of an option has no type, as in a filter."""
+    from perdure.model.filter_parser import parse_filter
+    from perdure.model.filters import RUN_FIELDS, Term, all_of
     from perdure.model.queries import RunQuery
 
+    tags = tags_of(tag) or {}
+    terms = [Term(key, ":", value) for key, value in tags.items() if key not in RUN_FIELDS]
     return RunQuery(
         status=tuple(status) if status else None,
         workflow=workflow,
-        tags=tags_of(tag),
+        tags={key: value for key, value in tags.items() if key in RUN_FIELDS},
+        where=all_of(parse_filter(where or ""), *terms) if where or terms else None,
         parent=parent,
         id_prefix=prefix,
         created_after=None if since is None else time_of(since),

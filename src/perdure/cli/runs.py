@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,9 +31,16 @@ if TYPE_CHECKING:
     from perdure.admin.store_views import RejectedRequest
     from perdure.client.client import Client
     from perdure.client.views import HistoryEntry, RunDescription, RunList
+    from perdure.model.queries import RunQuery
 
 
 def ls(
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[QUERY]", help="A filter: 'status:failed tenant:acme amount>500 -region:us'.", show_default=False
+        ),
+    ] = None,
     status: options.Status = None,
     held: options.Held = False,
     waiting_for: options.WaitingFor = None,
@@ -50,9 +58,12 @@ def ls(
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """List runs, newest first, in pages."""
+    """List runs, newest first, in pages.
+
+    QUERY is a filter (docs/search.md): `perdure ls 'status:failed tenant:acme amount>500 created>-2h'`.
+    """
     with error_reporting(json):
-        query = query_of(
+        wanted = query_of(
             status,
             workflow,
             tag,
@@ -64,14 +75,31 @@ def ls(
             after=after,
             held=held,
             waiting_for=waiting_for,
+            where=query,
         )
-        page = with_client(existing_store(store_url(store)), lambda client: client.runs(query))
+        page = with_client(existing_store(store_url(store)), lambda client: _read_page(client, wanted))
         if json:
             from perdure.cli.json_output import page_shape
 
             print_json(page_shape(page))
         else:
             print_runs(page)
+
+
+async def _read_page(client: Client, query: RunQuery) -> RunList:
+    """Return a full page: a store returns fewer runs when it has examined many."""
+    from msgspec.structs import replace
+
+    page = await client.runs(query)
+    while page.next is not None and len(page) < query.limit:
+        rest = await client.runs(replace(query, after=page.next, limit=query.limit - len(page)))
+        page = dataclasses.replace(
+            rest,
+            runs=(*page.runs, *rest.runs),
+            unreadable=(*page.unreadable, *rest.unreadable),
+            scanned=page.scanned + rest.scanned,
+        )
+    return page
 
 
 def show(
@@ -199,6 +227,6 @@ def outcome_of(run: RunDescription) -> str:
         return f"{run.held.kind}: {run.held.reason}".splitlines()[0]
     if run.error is not None:
         return f"{run.error.type}: {run.error.message}".splitlines()[0]
-    if run.status == "succeeded":
+    if run.result is not None:  # a list has no results
         return short(run.result)
     return "" if run.ended_at is None else f"after {length(run.ended_at - run.created_at)}"

@@ -6,7 +6,7 @@ is a client with a worker in the same process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
@@ -31,6 +31,7 @@ from perdure.config import EngineConfig
 from perdure.execution.backfill import BackfillResult
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunStatus
+from perdure.model.tags import TagValue
 from perdure.model.validation import check_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
@@ -329,12 +330,16 @@ class Client(ScheduleCalls):
         """
         return await self._queries.published(run_id, key, type)
 
-    async def history(self, run_id: str) -> list[HistoryEntry]:
+    async def history(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[HistoryEntry]:
         """Return the entries of a run in the order of the calls that made them. Raises `RunNotFound`.
+
+        With `limit`, return a page: up to `limit` entries in the order in which they were last written. Pass the
+        `position` of the last one as `after` to get the next page; an empty page is the end. An entry that changes
+        meanwhile is in a later page again.
 
         Results of steps and children and received events are typed if this process has imported their definitions.
         """
-        return await self._queries.history(run_id)
+        return await self._queries.history(run_id, after, limit)
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
         """Return a run with its history as plain data, for `perdure.testing.replay`; `perdure export` writes it."""
@@ -345,8 +350,15 @@ class Client(ScheduleCalls):
         return self._queries.watch(run_id)
 
     async def runs(self, query: RunQuery | None = None) -> RunList:
-        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix, hold or wait."""
+        """Return a page of runs, newest first, by status, workflow, tag, parent, time, id prefix, hold, wait or filter.
+
+        The page has no payloads: `input` and `result` are None. `describe` returns them.
+        """
         return await self._queries.runs(query)
+
+    async def count(self, query: RunQuery | None = None, *, cap: int = 10_001) -> int:
+        """Return the number of runs that match, at most `cap`. `limit` and `after` of the query are ignored."""
+        return await self._queries.count(query, cap)
 
     @overload
     def read_stream(
@@ -406,6 +418,16 @@ class Client(ScheduleCalls):
         """Resume a suspended run now, or retry a held one. Raises `RunNotFound` or `RunTerminated`."""
         await self._control.resume(run_id)
 
+    async def tag(
+        self, run_id: str, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None
+    ) -> None:
+        """Change tags of a run, also of one that has ended: `tag(id, amount=999, stage=None)`. None removes a tag.
+
+        If a worker executes the run, the run's next turn applies the change; otherwise it is applied at once. A dict
+        takes names that are no identifiers. Raises `RunNotFound`.
+        """
+        await self._control.tag(run_id, tags, named)
+
     async def delete(self, run_id: str) -> None:
         """Delete an ended run and all that it owns: history, inbox, published values, streams, remembered event ids.
 
@@ -429,11 +451,7 @@ class Client(ScheduleCalls):
         return Run(await self._control.fork(run_id, location, id), self, None, created=True)
 
     async def trigger_schedule(self, id: str, overlap: Overlap | None = None) -> Run[Any]:
-        """Start a run of a schedule now, beside its rule, under the id `<schedule>/now-<token>`.
-
-        The overlap rule of the schedule applies, or the given one. With "skip", an open run is returned instead. Raises
-        `ScheduleNotFound`.
-        """
+        """Start a run of a schedule now, beside its rule. With "skip", an open run is returned instead."""
         run_id, created = await self._schedules.trigger(id, overlap)
         return Run(run_id, self, None, created=created)
 

@@ -9,15 +9,28 @@ from perdure.client.rewind import plan_fork, plan_rewind
 from perdure.client.session import ClientSession
 from perdure.errors import RunConflict, RunInUse, RunNotFound, StoreError
 from perdure.execution.finalizer import RunFinalizer
-from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery
+from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery, tag_message
 from perdure.model.ids import new_creation_id, new_run_id, new_token, shard_of
 from perdure.model.records import Message, RunRecord
 from perdure.model.schedule_records import KIND, SCHEDULE_TAG, SLOT_TAG, decode_schedule
-from perdure.model.validation import check_name, check_text
-from perdure.stores.results import AlreadyStarted, Committed, IdTaken, MessageDelivered, RunRetained, WriteResult
+from perdure.model.tags import TagChanges
+from perdure.model.validation import check_name, check_tag_changes, check_text
+from perdure.stores.results import (
+    AlreadyEnded,
+    AlreadyStarted,
+    Committed,
+    IdTaken,
+    MessageDelivered,
+    RunMissing,
+    RunRetained,
+    Superseded,
+    WriteResult,
+)
+from perdure.stores.writes import TagRun
 from perdure.workflows.internal import refuse_internal
 
 MAX_DELETE_ATTEMPTS = 5  # each finalizes all ended runs that need it
+MAX_TAG_ATTEMPTS = 20
 MAX_REWIND_ATTEMPTS = 20  # a busy run may commit a turn between the read and the write of a rewind
 
 _RETAINED = {
@@ -58,9 +71,26 @@ class ControlClient:
 
     async def terminate(self, run_id: str) -> bool:
         run_id = check_name("a run's id", run_id)
-        retention = await self._read_retention(run_id, refused_action="terminate")
+        retention = await self._read_retention(run_id, refused_action="terminated")
         result = await self._end(run_id, retention, only_if_not_started=False)
         return isinstance(result, Committed)
+
+    async def tag(self, run_id: str, given: TagChanges | None, named: TagChanges) -> None:
+        session = self._session
+        for _ in range(MAX_TAG_ATTEMPTS):
+            record = await session.get_run(run_id)
+            refuse_internal(record, "tagged")
+            changes = check_tag_changes(given, named, tags=record.tags)
+            result = await session.committer.write(TagRun(run_id=record.id, tags=changes))
+            if isinstance(result, Superseded):  # its worker applies the change, in order with the run's own
+                message = tag_message(changes, session.clock.now())
+                result = await session.deliver(record.id, message)
+            if isinstance(result, RunMissing):
+                raise RunNotFound(run_id)
+            if not isinstance(result, AlreadyEnded):  # else it has ended meanwhile: the store applies the change
+                session.waiters.notify((record.id,), ended=False)
+                return
+        raise StoreError(f"run {run_id!r} changed during each of {MAX_TAG_ATTEMPTS} attempts to tag it", retryable=True)
 
     async def delete(self, run_id: str) -> None:
         run_id, session = check_name("a run's id", run_id), self._session
@@ -68,7 +98,7 @@ class ControlClient:
         if found is None:
             raise RunNotFound(run_id)
         if isinstance(found, RunRecord):
-            refuse_internal(found, "delete")
+            refuse_internal(found, "deleted")
             await self._refuse_pending_slot(found)
         for _ in range(MAX_DELETE_ATTEMPTS):
             result = await session.read(lambda: session.store.delete_run(run_id))
@@ -109,7 +139,7 @@ class ControlClient:
         session, turn_id = self._session, new_token()
         for _ in range(MAX_REWIND_ATTEMPTS):
             snapshot = await session.load_snapshot(run_id)
-            refuse_internal(snapshot.record, "rewind")
+            refuse_internal(snapshot.record, "rewound")
             write = plan_rewind(snapshot, location, now=session.clock.now(), turn_id=turn_id)
             if isinstance(await session.committer.write(write), Committed):
                 self._notify_changed(run_id)
@@ -125,7 +155,7 @@ class ControlClient:
         session, location = self._session, check_text("a location", location)
         chosen_id = None if new_id is None else check_name("a run's id", new_id)
         snapshot, now = await session.load_snapshot(run_id), session.clock.now()
-        refuse_internal(snapshot.record, "fork")
+        refuse_internal(snapshot.record, "forked")
         fork_id = chosen_id or new_run_id(now)
         shard = shard_of(fork_id, session.config.shards)
         write = plan_fork(snapshot, location, run_id=fork_id, created_by=new_creation_id(), shard=shard, now=now)

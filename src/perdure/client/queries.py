@@ -7,6 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.client.queue_reader import QueueReader
 from perdure.client.run_export import export_snapshot
 from perdure.client.session import ClientSession
@@ -29,9 +31,10 @@ from perdure.client.views import (
 from perdure.codec.failures import reconstruct_error
 from perdure.errors import InvalidArgument, InvalidPayload, RunCancelled, RunFailed, RunHeld
 from perdure.execution.open_children import is_of_earlier_run
-from perdure.model.queries import RunQuery
-from perdure.model.records import Hold, RunRecord, RunStatus
-from perdure.model.validation import check_name, check_seconds, describe_value
+from perdure.model.filters import resolve
+from perdure.model.queries import MAX_LIMIT, RunQuery
+from perdure.model.records import Hold, RunRecord, RunStatus, WorkerRecord
+from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.definition import Workflow
 from perdure.workflows.internal import is_internal_name
@@ -160,11 +163,16 @@ class QueryClient:
             return decode(key) if key in values else None
         return {key: decode(key) for key in values}
 
-    async def history(self, run_id: str) -> list[HistoryEntry]:
+    async def history(self, run_id: str, after: int, limit: int | None) -> list[HistoryEntry]:
         session = self._session
+        after = check_count("after", after, minimum=0)
+        limit = None if limit is None else check_count("limit", limit, maximum=MAX_LIMIT)
         record = await session.get_run(run_id)
-        rows = await session.read(lambda: session.store.history(record.id))
-        return build_history(rows, session.codec, session.known_types.entry_decoder(record, session.codec))
+        decode = session.known_types.entry_decoder(record, session.codec)
+        rows = await session.read(lambda: session.store.history(record.id, after, limit))
+        if limit is None:
+            return build_history(rows, session.codec, decode)
+        return [entry_view(row.entry, session.codec, decode(row.entry), row.position) for row in rows]
 
     async def export_history(self, run_id: str) -> dict[str, Any]:
         return export_snapshot(await self._session.load_snapshot(run_id))
@@ -182,7 +190,7 @@ class QueryClient:
                     decode = session.known_types.entry_decoder(record, session.codec)
                     for row in await session.read(partial(session.store.history, run_id, position)):
                         position = max(position, row.position)
-                        yield entry_view(row.entry, session.codec, decode(row.entry))
+                        yield entry_view(row.entry, session.codec, decode(row.entry), row.position)
                         since = clock.now()
                     if record.status.terminal:
                         return
@@ -198,25 +206,45 @@ class QueryClient:
         if query.parent:
             wanted = [query.parent]
             parent = (await session.read(lambda: session.store.records(wanted)))[0]
-        page = await session.read(lambda: session.store.runs(query))
+        query = self._resolve(query)
+        page = await session.read(lambda: session.store.runs(query, bare=True))
+        unowned = any(record.owner is None and not record.status.terminal for record in page.runs)
+        workers = await session.read(session.store.workers) if unowned else []
         described: list[RunDescription] = []
         unreadable = list(page.unreadable)
         for record in page.runs:
             if isinstance(parent, RunRecord) and is_of_earlier_run(record, parent):
                 continue  # an earlier run with the id of the parent has left it
             try:
-                described.append(describe_run(record, session.codec))
-            except (InvalidPayload, ValueError, OverflowError) as error:  # a payload or a time
+                reasons = waiting_reasons(record, self._is_served(record, workers))
+                described.append(describe_run(record, session.codec, reasons))
+            except (InvalidPayload, ValueError, OverflowError) as error:  # an error or a time
                 unreadable.append(UnreadableRun(record.id, str(error)))
-        return RunList(tuple(described), page.next, tuple(unreadable))
+        return RunList(tuple(described), page.next, tuple(unreadable), page.scanned)
+
+    async def count(self, query: RunQuery | None, cap: int) -> int:
+        """Return the number of matching runs, at most `cap`."""
+        if query is not None and not isinstance(query, RunQuery):
+            raise InvalidArgument(f"count takes a RunQuery, not {describe_value(query)}")
+        session, query, cap = self._session, self._resolve(query or RunQuery()), check_count("cap", cap)
+        return await session.read(lambda: session.store.count(query, cap))
+
+    def _resolve(self, query: RunQuery) -> RunQuery:
+        """Return the query with times relative to now as times of the store's clock."""
+        return query if query.filter is None else replace(query, where=resolve(query.filter, self._session.clock.now()))
 
     async def _has_live_worker(self, record: RunRecord) -> bool:
         """Return whether a live worker of the run's pool has its workflow and version."""
         session = self._session
         if session.local_worker.can_execute(record):
             return True
-        now, wanted = session.clock.now(), (record.workflow, record.version)
-        workers = await session.read(session.store.workers)
+        return self._is_served(record, await session.read(session.store.workers))
+
+    def _is_served(self, record: RunRecord, workers: Sequence[WorkerRecord]) -> bool:
+        """Return whether one of these workers, or the local one, is alive and can execute the run."""
+        if self._session.local_worker.can_execute(record):
+            return True
+        now, wanted = self._session.clock.now(), (record.workflow, record.version)
         alive = [each for each in workers if not each.fenced and each.lease_until >= now]
         if is_internal_name(record.workflow):  # every worker serves internal runs
             return bool(alive)

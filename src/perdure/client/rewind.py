@@ -29,6 +29,7 @@ from perdure.model.queue_records import Place
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord
 from perdure.stores.results import Snapshot
 from perdure.stores.writes import CreateRun, RewindRun
+from perdure.workflows.run_tags import tags_at_start
 
 PENDING, CANCELLED = EntryStatus.PENDING, EntryStatus.CANCELLED
 SUCCEEDED, FAILED = EntryStatus.SUCCEEDED, EntryStatus.FAILED
@@ -98,7 +99,10 @@ def plan_fork(snapshot: Snapshot, location: str, *, run_id: str, created_by: str
     unread = (message for message in snapshot.inbox if message.kind in ("event", "deferred"))
     messages = sorted([*_messages_to_return(snapshot, cut.dropped), *unread], key=lambda message: message.number)
     return CreateRun(
-        _fork_record(snapshot.record, run_id, created_by, shard, now),
+        replace(
+            _fork_record(snapshot.record, run_id, created_by, shard, now),
+            tags=tags_at_start(snapshot.record.tags, cut.dropped),
+        ),
         entries=(*map(_without_notes, map(as_detached_child, rows)), _rewind_marker(cut, snapshot.record, now)),
         inbox=tuple(messages),
         received=snapshot.record.last_message_no,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.client.queries import QueryClient
 from perdure.client.views import HistoryEntry, RunDescription
 from perdure.model.records import RunStatus
+from perdure.model.tags import TagValue
 from perdure.workflows.definition import Workflow
 
 R_co = TypeVar("R_co", covariant=True)
@@ -22,6 +23,10 @@ class RunClient(Protocol):
     async def describe(self, run_id: str) -> RunDescription: ...
 
     async def cancel(self, run_id: str, reason: str | None = None) -> bool: ...
+
+    async def tag(
+        self, run_id: str, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None
+    ) -> None: ...
 
     async def send(self, run_id: str, event: Any, payload: Any = None, *, event_id: str | None = None) -> None: ...
 
@@ -57,6 +62,10 @@ class Run(Generic[R_co]):
     async def cancel(self, reason: str | None = None) -> bool:
         """Request cancellation of the run; see `Client.cancel`."""
         return await self._client.cancel(self.id, reason)
+
+    async def tag(self, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None) -> None:
+        """Change tags of the run; see `Client.tag`."""
+        await self._client.tag(self.id, tags, **named)
 
     async def send(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
         """Put an event into the run's mailbox; see `Client.send`."""

@@ -23,6 +23,7 @@ from perdure.model.records import (
     StreamItem,
     Wait,
 )
+from perdure.model.tags import Tags
 from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.types import ErrorView, error_view
 
@@ -60,7 +61,7 @@ class HeartbeatView:
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """Everything about a run except its history."""
+    """Everything about a run except its history. In a list, `input` and `result` are None: it reads no payloads."""
 
     id: str
     workflow: str
@@ -70,7 +71,7 @@ class RunDescription:
     result: Any
     error: ErrorView | None
     parent: str | None
-    tags: Mapping[str, str]
+    tags: Tags
     created_at: datetime
     updated_at: datetime
     ended_at: datetime | None
@@ -105,18 +106,21 @@ class HistoryEntry:
     settled_at: datetime | None
     heartbeat: Any = None  # of a pending step: details and time of its last recorded heartbeat
     heartbeat_at: datetime | None = None
+    position: int = 0  # in the history: where a page of it continues
 
 
 @dataclass(frozen=True, slots=True)
 class RunList:
     """A page of runs, newest first. Pass `next` as `after` to get the next page; it is None on the last page.
 
-    `unreadable` are marks (`id`, `reason`) of runs in the page that cannot be read.
+    `unreadable` are marks (`id`, `reason`) of runs in the page that cannot be read. `scanned` is the number of runs
+    that were examined. A page examines at most 10,000, so it may have fewer runs than its limit, or none, and a `next`.
     """
 
     runs: tuple[RunDescription, ...]
     next: str | None
     unreadable: tuple[UnreadableRun, ...] = ()
+    scanned: int = 0
 
     def __iter__(self) -> Iterator[RunDescription]:
         return iter(self.runs)
@@ -188,7 +192,7 @@ def describe_run(
         workflow=record.workflow,
         version=record.version,
         status=record.status,
-        input=codec.decode(record.input),
+        input=codec.decode(record.input) if record.input else None,
         result=None if record.result is None else codec.decode(record.result),
         error=None if record.status is RunStatus.CANCELLED else error_view(record.error, codec),
         parent=record.parent,
@@ -288,7 +292,8 @@ def build_history(rows: Sequence[StoredEntry], codec: Codec, decode: Callable[[E
     """Return the latest state of each entry, in call order."""
     latest: dict[str, Entry] = {row.entry.location: row.entry for row in rows}
     in_order = sorted(latest.values(), key=lambda entry: entry.call_seq)
-    return [entry_view(entry, codec, decode(entry)) for entry in in_order]
+    positions = {row.entry.location: row.position for row in rows}
+    return [entry_view(entry, codec, decode(entry), positions[entry.location]) for entry in in_order]
 
 
 def running_heartbeats(rows: Sequence[StoredEntry], codec: Codec) -> dict[str, HeartbeatView]:
@@ -303,7 +308,7 @@ def running_heartbeats(rows: Sequence[StoredEntry], codec: Codec) -> dict[str, H
     }
 
 
-def entry_view(entry: Entry, codec: Codec, value: Any) -> HistoryEntry:
+def entry_view(entry: Entry, codec: Codec, value: Any, position: int) -> HistoryEntry:
     notes = decode_notes(codec, entry.value if entry.status is EntryStatus.PENDING else None)
     return HistoryEntry(
         location=entry.location,
@@ -318,6 +323,7 @@ def entry_view(entry: Entry, codec: Codec, value: Any) -> HistoryEntry:
         settled_at=to_datetime_or_none(entry.settled_at),
         heartbeat=notes.heartbeat,
         heartbeat_at=to_datetime_or_none(notes.heartbeat_at),
+        position=position,
     )
 
 

@@ -54,6 +54,7 @@ from perdure.execution.stream_writer import StreamWriter
 from perdure.execution.time_slices import TimeSlices
 from perdure.execution.turn_commit import build_hold_commit, build_turn_commit, ended_record, next_turn
 from perdure.model.records import Hold, RunRecord, RunStatus, SigningKey
+from perdure.model.tags import merge_tags
 from perdure.model.turns import Failed, Input, RecordProgress, RecordRunningSteps, StepDone, Turn
 from perdure.stores.results import ClaimedRun, Committed, Snapshot, WriteResult
 from perdure.stores.writes import CommitTurn, ReleaseRun
@@ -78,6 +79,7 @@ class Coordinator:
         on_due_at: Callable[[float | None], None],
         on_slot_freed: Callable[[], None],
         on_run_ended: Callable[[RunRecord, bool], None],
+        on_ended_unread: Callable[[str], None],
         may_act: Callable[[float], bool],
         concurrency: int | None = None,
     ) -> None:
@@ -94,6 +96,7 @@ class Coordinator:
         self._waiters = session.waiters
         self._on_due_at = on_due_at
         self._on_run_ended = on_run_ended
+        self._on_ended_unread = on_ended_unread
         self._may_act = may_act
         self._loop = asyncio.get_running_loop()
         self.slices = TimeSlices(session.clock)
@@ -423,6 +426,8 @@ class Coordinator:
                 if commit.extras.released_assignments:
                     self._on_due_at(self._clock.now())  # the released event is assigned to the next subscriber, now due
                 log_dead_letters(cached.record, commit.extras.dead_letters, self.worker)
+                if commit.extras.tags:
+                    cached.record = replace(cached.record, tags=merge_tags(cached.record.tags, commit.extras.tags))
             self._on_committed(cached, turn, commit, result)
             if cached.changed_while_committing and turn.outcome is None:
                 # Most often the change hint was about the turn itself, so the claimer checks after a short delay.
@@ -448,6 +453,8 @@ class Coordinator:
                 record = ended_record(cached.record, commit.patch)
                 self._waiters.notify_ended(record)
                 self._on_run_ended(record, result.has_messages or cached.seen > 0)
+                if result.has_messages:
+                    self._on_ended_unread(record.id)
             else:
                 self._waiters.notify((cached.id,))
                 self._on_due_at(self._clock.now() if result.has_messages else None)

@@ -66,7 +66,7 @@ class HeldRunRetrier:
     async def _retry_kind(self, kind: str, now: float) -> None:
         after: str | None = None
         while not self.at_capacity:
-            query = RunQuery(held=kind, limit=PAGE, after=after)
+            query = RunQuery(held=kind, limit=PAGE, after=after, internal=True)
             page = await self._session.store.runs(query)
             found = [record.id for record in page.runs if self._can_try(record)]
             free_slots = self._coordinator.free_slots

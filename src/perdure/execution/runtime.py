@@ -18,6 +18,7 @@ from perdure.execution.coordinator import Coordinator
 from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.held_run_retrier import HeldRunRetrier
 from perdure.execution.internal_claimer import InternalClaimer
+from perdure.execution.late_tags import LateTags
 from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, SlowStepRecorder
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
@@ -63,6 +64,7 @@ class WorkerRuntime:
             on_due_at=self._on_due_at,
             on_slot_freed=self._on_slot_freed,
             on_run_ended=self._on_run_ended,
+            on_ended_unread=self._on_ended_unread,
             may_act=self._may_act,
             concurrency=concurrency,
         )
@@ -95,6 +97,8 @@ class WorkerRuntime:
         )
         finalizer = RunFinalizer(session, self, self._broadcast_task.trigger)
         self._finalize_task = PeriodicTask("finalize", finalizer.tick, clock, interval)
+        self._late_tags = LateTags(session)
+        self._late_tags_task = PeriodicTask("late_tags", self._late_tags.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
         self.slot_starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
@@ -111,6 +115,7 @@ class WorkerRuntime:
             self._broadcast_task,
             self._renew_task,
             self._held_task,
+            self._late_tags_task,
             PeriodicTask("takeover", member.take_over_expired, clock, min(interval, lease / 3)),
             PeriodicTask("slow_steps", SlowStepRecorder(self.coordinator).tick, clock, interval),
             PeriodicTask("retention", RetentionPruner(session.store, config).tick, clock, interval),
@@ -300,6 +305,11 @@ class WorkerRuntime:
         if had_messages or record.parent is not None or record.id in self._observed:
             self._observed.discard(record.id)
             self._finalize_task.trigger()
+
+    def _on_ended_unread(self, run_id: str) -> None:
+        """Handle a run that ended with messages which its last turn has not seen."""
+        self._late_tags.add(run_id)
+        self._late_tags_task.trigger()
 
     def _on_slot_freed(self) -> None:
         if self._claimer.awaits_slot:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from perdure.config import EngineConfig
 from perdure.errors import QueueFull, RunNotFound, RunTerminated
 from perdure.execution.store_session import StoreSession
+from perdure.model.ids import new_token
 from perdure.model.records import Message, TopicEvent
+from perdure.model.tags import TagChanges, encode_tag_changes
 from perdure.stores.results import AlreadyEnded, EventPublished, LimitReached, MessageDelivered, RunMissing, WriteResult
 from perdure.stores.writes import EndRun, FanOut, PublishEvent
 from perdure.workflows.events import with_retention_limit
@@ -89,6 +91,11 @@ def build_end_run(
         only_if_not_started=only_if_not_started,
         prune_after=config.seconds("run_retention") if retention is None else retention,
     )
+
+
+def tag_message(changes: TagChanges, now: float) -> Message:
+    """Return the message by which the next turn of a run changes its tags."""
+    return Message(id=f"tag/{new_token()}", kind="tag", body=encode_tag_changes(changes), sent_at=now)
 
 
 def cancel_message(message_id: str, now: float, reason: bytes | None = None) -> Message:

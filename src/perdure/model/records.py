@@ -179,6 +179,7 @@ class Message(Struct, frozen=True, gc=False, kw_only=True):
 
     cancel, resume   from a person or a parent run; the body of a cancel is its reason, encoded
     pause            from a person; its body is the reason, encoded
+    tag              from a person; its body are changes of the run's tags (`encode_tag_changes`)
     event            a targeted event; `name` is its event type, `policy` applies if the run ends without reading it:
                      "discard", "dead_letter", "broadcast", or "broadcast:<delivery>:<consume|keep>"
     assignment       a topic event assigned to the receive at `target`; `offset` is its offset in the topic

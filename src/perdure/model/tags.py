@@ -15,6 +15,8 @@ from msgspec import Struct
 
 TagValue = str | int | float | bool | datetime
 Tags = Mapping[str, TagValue]
+TagChanges = Mapping[str, TagValue | None]
+"""Tags to set; None removes one."""
 
 TIME_KEY = "$time"  # of the stored form of a datetime: seconds since the epoch
 
@@ -68,6 +70,22 @@ def decode_tags(stored: bytes | str) -> dict[str, TagValue]:
     """Return tags from their stored form."""
     decoded: dict[str, Any] = msgspec.json.decode(stored)
     return {key: _loaded(value) for key, value in decoded.items()}
+
+
+def encode_tag_changes(changes: TagChanges) -> bytes:
+    """Return changes of tags as bytes: the body of a message, or a part of an entry."""
+    return msgspec.json.encode({key: None if value is None else _stored(value) for key, value in changes.items()})
+
+
+def decode_tag_changes(stored: bytes | str) -> dict[str, TagValue | None]:
+    """Return changes of tags from their encoded form."""
+    decoded: dict[str, Any] = msgspec.json.decode(stored)
+    return {key: None if value is None else _loaded(value) for key, value in decoded.items()}
+
+
+def merge_tags(tags: Tags, changes: TagChanges) -> dict[str, TagValue]:
+    """Return the tags after these changes: values are set, None removes a tag."""
+    return {key: value for key, value in {**tags, **changes}.items() if value is not None}
 
 
 def _stored(value: TagValue) -> Any:

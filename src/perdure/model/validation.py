@@ -13,11 +13,12 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 from perdure.errors import InvalidArgument
-from perdure.model.tags import Tags, TagValue, encode_tags
+from perdure.model.tags import TagChanges, Tags, TagValue, encode_tags, merge_tags
 
 MAX_NAME = 512
 MAX_TEXT = 65_536  # characters of a location or a dead letter's id, which contain several names
 MAX_SECONDS = 1000 * 365 * 86_400.0  # A thousand years. Every store can hold such a timestamp.
+INTERNAL_PREFIX = "~"
 MAX_TAGS = 32
 MAX_TAG_BYTES = 8192  # of the stored form of all tags of a run
 RESERVED_TAG_PREFIX = "perdure."
@@ -32,7 +33,7 @@ def check_name(what: str, name: object) -> str:
 def check_public_name(what: str, name: object) -> str:
     """Return a valid name of a workflow, queue or pool that a user chooses. A leading tilde is reserved."""
     checked = check_name(what, name)
-    if checked.startswith("~"):
+    if is_internal(checked):
         raise InvalidArgument(f"{what} must not begin with '~', which perdure reserves for itself, not {checked!r}")
     return checked
 
@@ -40,6 +41,11 @@ def check_public_name(what: str, name: object) -> str:
 def check_text(what: str, text: object) -> str:
     """Return a valid id or location that perdure built from names. Raises `InvalidArgument` as `check_name` does."""
     return _check_printable(what, text, MAX_TEXT)
+
+
+def is_internal(name: str) -> bool:
+    """Return whether a workflow, pool or queue with this name is perdure's own."""
+    return name.startswith(INTERNAL_PREFIX)
 
 
 def _check_printable(what: str, given: object, max_length: int) -> str:
@@ -111,6 +117,23 @@ def _check_tag_time(what: str, time: datetime) -> datetime:
         return datetime.fromtimestamp(seconds, UTC)  # as it comes back from a store
     except (OverflowError, ValueError, OSError):
         raise InvalidArgument(f"{what} must be a time of the years 1 to 9999 in UTC, not {time!r}") from None
+
+
+def check_tag_changes(given: TagChanges | None, named: TagChanges, *, tags: Tags) -> dict[str, TagValue | None]:
+    """Return validated changes of a run's tags, from a dict and from keyword arguments.
+
+    `tags` are those that the run has. Raises `InvalidArgument` if a key is reserved, or the run would have too many.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidArgument(f"tags must be a dict of tags, not {type(given).__name__}")
+    changes = {**(given or {}), **named}
+    if not changes:
+        raise InvalidArgument("tag was given no tags; name at least one, as in tag(stage='review')")
+    checked = {check_name("a tag's key", key): value for key, value in changes.items()}
+    refuse_reserved_tags(checked)
+    checked = {key: None if value is None else check_tag(key, value) for key, value in checked.items()}
+    check_tags(merge_tags(tags, checked))
+    return checked
 
 
 def refuse_reserved_tags(keys: Iterable[str]) -> None:

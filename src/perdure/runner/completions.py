@@ -127,6 +127,8 @@ class CompletionApplier:
             if isinstance(published, StreamItem):
                 published = msgspec.structs.replace(published, location=pending.location, at=now)
             self._state.extras.publish(published)
+        if command.tags is not None:
+            self._state.extras.tag(command.tags)
 
     # --- immediate results
 

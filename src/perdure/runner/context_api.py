@@ -23,6 +23,7 @@ from perdure.errors import InvalidArgument, PerdureError, WorkflowMisuse
 from perdure.model.ids import keyed_run_id
 from perdure.model.locations import escape_segment
 from perdure.model.records import DeadLetter, Entry, ErrorRecord, Hold, SigningKey
+from perdure.model.tags import Tags
 from perdure.model.turns import Continued, StopChildren
 from perdure.model.validation import check_name
 from perdure.runner.child_tracker import STARTS_CHILD
@@ -43,6 +44,8 @@ from perdure.workflows.deferreds import DECLARED_TYPES
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
 from perdure.workflows.queue_placement import Started, build_placement
 from perdure.workflows.rollback import ROLLBACK_SCOPES
+from perdure.workflows.run_tags import KIND as TAG
+from perdure.workflows.run_tags import tags_at_start
 from perdure.workflows.start_options import NO_OPTIONS, split_keywords
 from perdure.workflows.steps import StepCall, inherits_context
 from perdure.workflows.tokens import bind_epoch
@@ -54,7 +57,7 @@ CHILDREN = "~children"
 class ContextApi:
     """See the module's docstring. Implements `RunApi` for the context, `LoopOwner` for the loop and `CleanupHost`."""
 
-    __slots__ = ("_entries", "_history", "_loop", "_state", "info")
+    __slots__ = ("_entries", "_history", "_loop", "_state", "_tags", "info")
 
     def __init__(self, state: RunnerState) -> None:
         self._state = state
@@ -62,6 +65,7 @@ class ContextApi:
         self._history = state.history
         self._loop = state.loop
         self.info = state.info
+        self._tags: Tags | None = None  # as the code sees them; None before it does
         # Eviction replaces both references, which are the only ones that point back here.
         state.loop.perdure_run = self
         state.context = Context(self)
@@ -208,6 +212,18 @@ class ContextApi:
     @property
     def incarnation(self) -> str:
         return self.info.incarnation
+
+    @property
+    def tags(self) -> Tags:
+        """The tags that the code sees: the same at the same point of every replay."""
+        if self._tags is None:
+            # Every change, replayed or new, reads the tags first: none of the completions is applied yet.
+            self._tags = tags_at_start(self.info.tags, self._history.completions_of(TAG))
+        return self._tags
+
+    def set_tags(self, tags: Tags) -> None:
+        """Replace the tags that the code sees."""
+        self._tags = tags
 
     @property
     def epoch(self) -> int:

@@ -136,6 +136,10 @@ class History:
         """Return the recorded entries of a scope by ordinal. Requests remove them: what is left was not requested."""
         return self._scopes.get(path, {})
 
+    def completions_of(self, kind: str) -> Iterator[Entry]:
+        """Return the entries of a kind that a replay completes: none of earlier iterations."""
+        return (entry for entry in self._completions if entry.kind == kind)
+
     @property
     def next_completion(self) -> Entry | None:
         """The recorded completion to apply next."""

@@ -13,6 +13,7 @@ import msgspec
 
 from perdure.model.ids import deferred_message_epoch
 from perdure.model.records import ErrorRecord, Message, RunResult
+from perdure.model.tags import decode_tag_changes
 from perdure.model.turns import (
     AwaitingResult,
     ChildIdTaken,
@@ -276,6 +277,9 @@ class InputApplier:
             case "pause":
                 self._end_pause()
                 self._state.pause = message
+            case "tag":
+                mailbox.discard(message)
+                self._state.extras.tag(decode_tag_changes(message.body or b"{}"))
             case "child":
                 self._apply_child_result(message, now)
             case "deferred" if deferred_message_epoch(message.id) != str(self._state.start.epoch):

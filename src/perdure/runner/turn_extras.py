@@ -1,8 +1,9 @@
-"""What the next commit changes besides the history: subscriptions, published values, deletions, dead letters."""
+"""What the next commit changes besides the history: subscriptions, published values, tags, deletions, dead letters."""
 
 from __future__ import annotations
 
 from perdure.model.records import DeadLetter, PublishedValue, StreamItem, Subscription
+from perdure.model.tags import TagChanges, TagValue
 from perdure.model.turns import TurnExtras
 from perdure.runner.pending import PendingEntry
 
@@ -10,7 +11,17 @@ from perdure.runner.pending import PendingEntry
 class TurnExtrasBuilder:
     """Collects the extras of a turn. `any` is whether there may be some: most turns have none."""
 
-    __slots__ = ("any", "dead_letters", "dropped", "published", "released", "streamed", "subscribed", "unsubscribed")
+    __slots__ = (
+        "any",
+        "dead_letters",
+        "dropped",
+        "published",
+        "released",
+        "streamed",
+        "subscribed",
+        "tags",
+        "unsubscribed",
+    )
 
     def __init__(self) -> None:
         self._reset()
@@ -24,6 +35,7 @@ class TurnExtrasBuilder:
         self.streamed: list[StreamItem] = []
         self.dropped: list[str] = []
         self.dead_letters: list[DeadLetter] = []
+        self.tags: dict[str, TagValue | None] = {}
 
     def subscribe(self, target: str, topics: tuple[str, ...]) -> None:
         """Subscribe an open receive to topics."""
@@ -55,6 +67,11 @@ class TurnExtrasBuilder:
         else:
             self.streamed.append(value)
 
+    def tag(self, changes: TagChanges) -> None:
+        """Change tags of the run; a later change of one tag replaces an earlier one."""
+        self.any = True
+        self.tags.update(changes)
+
     def drop(self, location: str) -> None:
         """Delete the entries at and below a location."""
         self.any = True
@@ -77,6 +94,7 @@ class TurnExtrasBuilder:
             published=tuple(self.published.values()),
             streamed=tuple(self.streamed),
             dead_letters=tuple(self.dead_letters),
+            tags=self.tags,
         )
         self._reset()
         return taken if taken != NOTHING else None

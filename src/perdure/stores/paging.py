@@ -15,12 +15,10 @@ from perdure.model.filters import AllOf, Filter, Term
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunRecord, RunStatus
 from perdure.model.tags import index_tag, index_tags
-from perdure.model.validation import check_name, check_time, describe_value
+from perdure.model.validation import check_name, check_time, describe_value, is_internal
 
 Key = tuple[float, str]
 """Runs are listed by (created_at, id), newest first."""
-
-INTERNAL_PREFIX = "~"
 
 _decoder = msgspec.json.Decoder(tuple[float, str])
 
@@ -59,11 +57,6 @@ def check_document_page(after: str | None, limit: int, due_by: float | None) -> 
 def without_payloads(record: RunRecord) -> RunRecord:
     """Return the row as a bare list shows it: an empty input and no result."""
     return replace(record, input=b"", original_input=None, result=None)
-
-
-def is_internal(workflow: str) -> bool:
-    """Return whether a workflow with this name is perdure's own, so that its runs are listed only on request."""
-    return workflow.startswith(INTERNAL_PREFIX)
 
 
 def required_terms(filter: Filter | None) -> tuple[Term, ...]:

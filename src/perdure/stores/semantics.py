@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perdure.errors import StoreError
 from perdure.model.queue_records import Place
 from perdure.model.records import Entry, Message, RunRecord, RunResult, RunStatus, StreamItem, TopicEvent
-from perdure.model.tags import Tags, TagValue
+from perdure.model.tags import Tags, TagValue, merge_tags
 from perdure.model.turns import TurnExtras
 from perdure.stores import queue_rules
 from perdure.stores.results import AlreadyEnded, Committed, Superseded, WriteResult
@@ -465,7 +465,7 @@ def tagged(record: RunRecord, changes: Mapping[str, TagValue | None]) -> RunReco
 
 def changed_tags(tags: Tags, changes: Mapping[str, TagValue | None]) -> Tags | None:
     """Return the tags after these changes, or None if they stay the same."""
-    changed = {key: value for key, value in {**tags, **changes}.items() if value is not None}
+    changed = merge_tags(tags, changes)
     return None if same_tags(changed, tags) else changed
 
 

@@ -289,7 +289,7 @@ def _condition_of_number(term: Term, dialect: Dialect) -> Condition:
             version = _canonical_integer(term.value)
             return Condition(FALSE if version is None else Fragment(f"{column} = ?", (version,)))
         return Condition(Fragment(f"{column} = ?", (term.value,)) if isinstance(term.value, float) else FALSE)
-    found = Fragment(f"{column} {term.operator} ?", (_number(term),))
+    found = Fragment(f"{column} {term.operator} CAST(? AS double precision)", (_number(term),))
     return Condition(found, (Driver("ended", found),) if term.key == "ended" else ())
 
 
@@ -379,5 +379,9 @@ SQLITE = Dialect(
     waits=_sqlite_waits,
 )
 POSTGRES = Dialect(
-    runs="r", tags="{schema}.run_tags", error_type="r.error_type", hold_kind="r.held_kind", waits=_postgres_waits
+    runs="r",
+    tags="{schema}.run_tags",
+    error_type="{schema}.error_type(r.error)",
+    hold_kind="r.held_kind",
+    waits=_postgres_waits,
 )

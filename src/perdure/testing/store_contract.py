@@ -45,10 +45,10 @@ from perdure.testing.contract.topics import PublishCases, TopicQueueCases
 from perdure.testing.contract.waiting_runs import WaitingRunCases
 from perdure.testing.contract.workers import WorkerCases
 
-__all__ = ["StoreContract"]
+__all__ = ["ContractWithoutQueues", "StoreContract"]
 
 
-class StoreContract(
+class ContractWithoutQueues(
     CreateRunCases,
     ReplaceRunCases,
     CommitTurnCases,
@@ -82,6 +82,12 @@ class StoreContract(
     ChangeHintCases,
     FollowerCases,
     ValueCases,
+):
+    """All cases for a store that refuses to declare queues."""
+
+
+class StoreContract(
+    ContractWithoutQueues,
     QueueSettingsCases,
     PlaceCases,
     QueueMoveCases,

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.model.records import Entry, PublishedValue, StreamItem
+from perdure.model.tags import TagChanges
 from perdure.model.turns import ExternalAction
 
 
@@ -51,6 +52,7 @@ class Command(Struct, frozen=True, kw_only=True):
     deferred: str | None = None
     immediate_value: bytes | None = None
     publishes: PublishedValue | StreamItem | None = None  # Stored with the commit that completes the entry.
+    tags: TagChanges | None = None  # Applied with the commit that completes the entry.
     due_at: float | None = None
     detail: bytes | None = None  # Of the entry, if neither `describe` nor a message gives it.
     fixed_location: bool = False

@@ -22,6 +22,7 @@ from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import origin_of
 from perdure.model.schedule_records import SLOT_TAG
+from perdure.model.tags import Tags, TagValue
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
 from perdure.workflows.child_calls import ChildCalls
@@ -31,6 +32,7 @@ from perdure.workflows.durable_call import CommandCall
 from perdure.workflows.loops import Break, Continue, LoopHost, loop
 from perdure.workflows.messages import ReceiveHost, Request, broadcast, receive, receive_batch, receive_request, send
 from perdure.workflows.rollback import RollbackHost, RollbackScope
+from perdure.workflows.run_tags import TagHost, tag
 from perdure.workflows.steps import Raises, StepKeywords, build_step_options, make_step
 from perdure.workflows.streams import Stream, publish
 
@@ -51,7 +53,7 @@ class RunInfo(Struct, frozen=True):
     workflow: str
     version: int
     generation: int
-    tags: Mapping[str, str]
+    tags: Tags
     parent: str | None
     incarnation: str = ""  # distinguishes this run from earlier runs of its id
 
@@ -61,7 +63,7 @@ class RunInfo(Struct, frozen=True):
         return origin_of(self.id, self.incarnation)
 
 
-class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, RollbackHost, Protocol):
+class RunApi(BranchHost, ReceiveHost, ChildHost, DeferredHost, LoopHost, RollbackHost, TagHost, Protocol):
     """The run, as the context uses it."""
 
     info: RunInfo
@@ -112,9 +114,12 @@ class Context(ChildCalls):
         return self._run.info.workflow
 
     @property
-    def tags(self) -> Mapping[str, str]:
-        """Tags of the run."""
-        return self._run.info.tags
+    def tags(self) -> Tags:
+        """Tags of the run: those of its start, and its own changes by `ctx.tag`.
+
+        A change from outside appears when the run is loaded the next time, so a branch on it may diverge.
+        """
+        return self._run.tags
 
     @property
     def schedule_slot(self) -> datetime | None:
@@ -463,7 +468,16 @@ class Context(ChildCalls):
         """
         return RollbackScope(self._run)
 
-    # --- published values and streams
+    # --- tags, published values and streams
+
+    def tag(
+        self, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None
+    ) -> Coroutine[None, None, None]:
+        """Change tags of the run: `await ctx.tag(amount=999, stage=None)`. None removes a tag.
+
+        A dict takes names that are no identifiers. The change is in the commit of the turn, and searches find it then.
+        """
+        return tag(self._run, tags, named)
 
     def publish(self, key: str, value: Any) -> Coroutine[None, None, None]:
         """Publish a value under a key. `engine.published(id)` returns the latest value per key."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, update_wrapper
@@ -16,7 +16,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpa
 from perdure.codec.annotations import enclosing_names, return_type
 from perdure.codec.parameters import Parameters
 from perdure.errors import InvalidArgument, WorkflowMisuse
-from perdure.model.validation import check_count, check_public_name, check_seconds, check_tags, describe_value
+from perdure.model.tags import Tags
+from perdure.model.validation import (
+    check_count,
+    check_public_name,
+    check_seconds,
+    check_tags,
+    describe_value,
+    refuse_reserved_tags,
+)
 from perdure.retry import Retry
 from perdure.workflows.context import Context
 from perdure.workflows.registry import Registry
@@ -42,7 +50,7 @@ class WorkflowOptions:
     max_suspend: float | None = None
     suspend_on_failure: bool = False
     pool: str = "default"
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Tags = field(default_factory=dict)
     retention: float | None = None
     raises: Raises = ()
     strict: bool = False
@@ -120,7 +128,7 @@ def workflow(
     max_suspend: float | timedelta | None = None,
     suspend_on_failure: bool = False,
     pool: str = "default",
-    tags: Mapping[str, str] | None = None,
+    tags: Tags | None = None,
     retention: float | timedelta | None = None,
     raises: type[Exception] | Raises = (),
     strict: bool = False,
@@ -166,6 +174,7 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
     if "queue" in options:
         options["queue"] = _check_queue(options["queue"])
     options["tags"] = check_tags(options.get("tags"))
+    refuse_reserved_tags(options["tags"])
     return WorkflowOptions(**options)
 
 

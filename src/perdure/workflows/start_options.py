@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, get_args
 from msgspec import UNSET, Struct, UnsetType
 
 from perdure.errors import InvalidArgument
+from perdure.model.tags import Tags
 from perdure.model.validation import describe_value
 from perdure.workflows.work_queues import Debounce, WorkQueue
 
@@ -25,7 +26,7 @@ class StartKeywords(TypedDict, total=False):
     """The options of a start as keyword arguments; see `StartOptions`."""
 
     id: str | None
-    tags: Mapping[str, str] | None
+    tags: Tags | None
     queue: WorkQueue | str | None
     delay: float | timedelta | None
     retention: float | timedelta | None
@@ -53,7 +54,7 @@ class StartOptions(Struct, frozen=True):
     """
 
     id: str | None = None
-    tags: Mapping[str, str] | None = None
+    tags: Tags | None = None
     queue: WorkQueue | str | UnsetType | None = UNSET
     delay: float | timedelta | None = None
     retention: float | timedelta | None = None

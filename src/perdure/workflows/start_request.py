@@ -20,8 +20,9 @@ from perdure.errors import InvalidArgument, InvalidPayload, QueueFull, RunConfli
 from perdure.model.ids import keyed_run_id, new_creation_id, new_run_id, new_token, shard_of
 from perdure.model.queue_records import Place
 from perdure.model.records import Message, RunRecord, WorkerRecord
+from perdure.model.tags import Tags, TagValue
 from perdure.model.turns import StartChild
-from perdure.model.validation import check_name, check_seconds, check_tags, describe_value
+from perdure.model.validation import check_name, check_seconds, check_tags, describe_value, refuse_reserved_tags
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
 from perdure.workflows.events import build_message, encode_event
 from perdure.workflows.queue_placement import Placement, Started, build_placement
@@ -95,7 +96,7 @@ def build_start_request(
     record = replace(
         record,
         created_by=new_creation_id(),
-        tags={**settings.tags, **_check_tags(options.tags, codec)},
+        tags=_check_tags(options.tags, settings.tags),
         retention=retention,
         deadline_at=None if timeout is None else starts_at + timeout,
     )
@@ -148,7 +149,7 @@ def build_start_request_by_name(
         seed=random.getrandbits(31),
         pool=pool,
         shard=shard_of(run_id, config.shards),
-        tags=_check_tags(options.tags, codec),
+        tags=_check_tags(options.tags, {}),
         updated_at=now,
         wake_at=starts_at,
         deadline_at=None if options.timeout is None else starts_at + check_timeout(options.timeout),
@@ -258,12 +259,11 @@ def _new_record(
     )
 
 
-def _check_tags(tags: Mapping[str, str] | None, codec: Codec) -> dict[str, str]:
-    """Return the validated tags of one start. `InvalidPayload` if all of them together are too large."""
-    checked = check_tags(tags)
-    if checked:
-        codec.encode(checked, what="tags")
-    return checked
+def _check_tags(given: Tags | None, of_workflow: Tags) -> dict[str, TagValue]:
+    """Return the tags of a new run: those of its workflow and of this start, which win."""
+    checked = check_tags(given)
+    refuse_reserved_tags(checked)
+    return check_tags({**of_workflow, **checked}) if checked else dict(of_workflow)
 
 
 def claimed_at_creation(record: RunRecord, owner: str) -> RunRecord:

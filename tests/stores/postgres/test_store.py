@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK, sleep_on
 from perdure.errors import StoreError
-from perdure.model.queries import RunQuery
 from perdure.model.records import ErrorRecord, Message, RunStatus
 from perdure.model.turns import TurnExtras
 from perdure.stores import semantics
@@ -256,10 +255,10 @@ HOT_QUERIES = {
     "records": (queries.RECORDS, (["r-0001"],)),
     "load": (queries.LOAD, (["r-0001", "r-0002"],)),
     "inbox": (queries.INBOX, ("r-0001", 0)),
-    "history": (queries.HISTORY, ("r-0001", 0)),
+    "history": (queries.HISTORY, ("r-0001", 0, None)),
     "unfinalized": (queries.UNFINALIZED, (100, 500)),
     "open children": (queries.OPEN_CHILDREN, ("p-3", "", 500)),
-    "next wake": (worker_queries.NEXT_WAKE, ("default",)),
+    "next wake": (worker_queries.NEXT_WAKE, ("default", None)),
     "owned": (worker_queries.OWNED, ("a",)),
     "owned with messages": (worker_queries.OWNED_WITH_MESSAGES, ("a", 100)),
     "release": (worker_queries.RELEASE_RUNS, ("a", 1.0, 1, 500)),
@@ -268,11 +267,9 @@ HOT_QUERIES = {
     "unfinished": (queries.UNFINISHED, (100,)),
     "published": (queries.PUBLISHED, ("r-0001",)),
     "stream": (queries.STREAM, ("r-0001", "log", 0, 500)),
-    "a page of runs": (
-        f"SELECT * FROM {{schema}}.runs r WHERE {queries.conditions(RunQuery())[0]} "
-        "ORDER BY r.created_at DESC, r.id DESC LIMIT 101",
-        (),
-    ),
+    "documents": (queries.DOCUMENTS, ("schedule", "a", 100)),
+    "due documents": (queries.DUE_DOCUMENTS, ("schedule", 1.0, 100)),
+    "topics": (queries.TOPICS, ("", 100)),
 }
 
 
@@ -339,7 +336,7 @@ def test_statements_of_sql_functions_use_indexes(postgres_url: str) -> None:
         for batch in batches:
             await apply_batch(connection, target, batch)
         await connection.fetch(
-            sql(worker_queries.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10
+            sql(worker_queries.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10, 10, [], []
         )
         await connection.fetch(sql(worker_queries.PRUNE, target), 900.0, 10, 50.0)
         await connection.fetch(sql(worker_queries.REMOVE_WORKER, target), "unknown")

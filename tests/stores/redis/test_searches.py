@@ -12,6 +12,7 @@ import pytest
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
 from perdure.model.records import ErrorRecord, RunStatus
+from perdure.model.tags import TagValue
 from perdure.model.turns import TurnExtras
 from perdure.stores.redis import run_search, upgrades
 from perdure.stores.redis.store import RedisStore
@@ -156,7 +157,7 @@ def test_tags_of_an_earlier_version_are_read_and_changed() -> None:
     async def scenario(store: RedisStore) -> None:
         await store.commit([run("r", tags={"team": "a"})])
         assert await store._partitions.command(0, "HGET", "run:r", "tags") == b"\x81\xa4team\xa1a"
-        changes = {"team": "b", "big": 10**18 + 1, "at": NOON, "temporary": 1}
+        changes: dict[str, TagValue | None] = {"team": "b", "big": 10**18 + 1, "at": NOON, "temporary": 1}
         assert await store.commit([TagRun(run_id="r", tags=changes)]) == [Committed()]
         assert await store.commit([TagRun(run_id="r", tags={"temporary": None})]) == [Committed()]
         (record,) = await store.records(["r"])
@@ -248,7 +249,8 @@ class TestUpgrade:
 
         async def scenario(store: RedisStore) -> None:
             expected = await self._fill_and_make_old(store)
-            execute, indexed = store._partitions.execute, []
+            execute = store._partitions.execute
+            indexed: list[list[str]] = []
 
             async def interrupted(number: int, *command: Any) -> Any:
                 if command[0] == "index_runs":

@@ -9,6 +9,7 @@ from perdure.testing.contract.commit_turn import CommitTurnCases
 from perdure.testing.contract.end_run import EndRunCases
 from perdure.testing.contract.finalization import ObserverCases
 from perdure.testing.contract.history import HistoryCases
+from perdure.testing.store_contract import ContractWithoutQueues
 from tests.servers.redis import prefix_of_its_own
 
 
@@ -37,8 +38,10 @@ class TestRedisStoreWithoutFastPath(_WithOwnPrefix, CommitTurnCases, HistoryCase
         monkeypatch.setattr(fast_path, "build_call", lambda *_: None)
 
 
-class TestPartitionedRedisStore(TestRedisStore):
-    """Each partition is checked alone, and changes of other partitions go through outboxes."""
+class TestPartitionedRedisStore(_WithOwnPrefix, ContractWithoutQueues):
+    """Each partition is checked alone, and changes of other partitions go through outboxes. Queues are refused."""
+
+    test_the_queue_of_its_start_selects_a_run = None  # type: ignore[assignment]
 
     @pytest.fixture(autouse=True)
     def _server(self):

@@ -16,7 +16,7 @@ from msgspec import Struct
 from perdure.model.records import RunRecord
 from perdure.stores import semantics
 from perdure.stores import sql_rows as rows
-from perdure.stores.postgres.write_encoding import entry_row
+from perdure.stores.postgres.write_encoding import all_text, entry_row
 from perdure.stores.results import Committed, Created, WriteResult
 from perdure.stores.writes import CommitTurn, CreateRun, RunPatch, Write
 
@@ -43,6 +43,8 @@ def call(write: Write) -> PostgresFastPathCall | None:
     if not semantics.qualifies_for_fast_path(write):
         return None
     if isinstance(write, CreateRun):
+        if write.by is not None or write.record.ancestor_queues or not all_text(write.record.tags):
+            return None
         return PostgresFastPathCall(_FAST_CREATE_RUN, _new_run(write.record), _CREATED)
     assert isinstance(write, CommitTurn)
     return _turn(write, write.patch)

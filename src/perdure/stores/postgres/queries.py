@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
-from msgspec.structs import replace
 
 from perdure.errors import StoreError
-from perdure.model.queries import Awaited, RunQuery
+from perdure.model.documents import Document
 from perdure.model.records import DeadLetter, Message, PublishedValue, RunRecord, StreamItem, TopicEvent, WorkerRecord
 from perdure.stores import sql_rows as rows
-from perdure.stores.paging import check_limit, created_between, cursor_after, key_of, statuses_of
+from perdure.stores.paging import check_document_page, check_limit
 from perdure.stores.postgres.pool import ConnectionPool, sql
-from perdure.stores.results import RunPage, Snapshot, StoredEntry, UnfinalizedRun, UnreadableRun
+from perdure.stores.results import Snapshot, StoredEntry, TopicSummary, UnfinalizedRun, UnreadableRun
 from perdure.stores.writes import Observer
 
 FINALIZATION_PAGE = 500  # of observers and of messages per run
-WAITING_PAGE = 200  # runs per statement of a search for runs that wait
 
 
 def _of(columns: str, table: str) -> str:
@@ -63,7 +57,7 @@ INBOX = f"""
 HISTORY = f"""
     SELECT e.position, {_of(rows.ENTRY_COLUMNS, "e")} FROM {{schema}}.entries e
     WHERE e.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND e.position > $2 AND e.kind <> 'marker'
-    ORDER BY e.position"""
+    ORDER BY e.position LIMIT $3"""
 WORKERS = f"SELECT {rows.WORKER_COLUMNS} FROM {{schema}}.workers ORDER BY id"
 UNFINALIZED = f"""
     SELECT {_RUN}, r.orphaned_children, observers.*, unread.*
@@ -90,6 +84,13 @@ UNFINISHED = f"""
 TOPIC = f"""
     SELECT {_EVENT} FROM {{schema}}.topics t JOIN {{schema}}.topic_events e ON e.topic_pk = t.pk
     WHERE t.name = $1 AND e.event_offset > $2 AND e.deleted_at IS NULL ORDER BY e.event_offset LIMIT $3"""
+TOPICS = """
+    SELECT t.name, queued.count, waiting.count
+    FROM {schema}.topics t
+    CROSS JOIN LATERAL (SELECT count(*) FROM {schema}.topic_events e WHERE e.topic_pk = t.pk AND e.queued) AS queued
+    CROSS JOIN LATERAL (
+        SELECT count(DISTINCT s.run_pk) FROM {schema}.subscriptions s WHERE s.topic_pk = t.pk) AS waiting
+    WHERE t.name > $1 AND (queued.count > 0 OR waiting.count > 0) ORDER BY t.name LIMIT $2"""
 SUBSCRIBED = """
     SELECT r.id, s.target FROM {schema}.subscriptions s JOIN {schema}.runs r ON r.pk = s.run_pk WHERE r.id = ANY ($1)"""
 PUBLISHED = """
@@ -99,21 +100,18 @@ STREAM = f"""
     SELECT {_ITEM} FROM {{schema}}.stream_items s
     WHERE s.run_pk = (SELECT r.pk FROM {{schema}}.runs r WHERE r.id = $1) AND s.stream = $2 AND s.at_offset >= $3
     ORDER BY s.at_offset LIMIT $4"""
-# Runs that may wait for an event, or for the end of a run. {number} is that of the name. The planner must read the runs
-# by these keys, not search all suspended runs for them: OFFSET 0 keeps it from moving other conditions in here.
-SUBSCRIBED_TO = """
-    (SELECT * FROM {{schema}}.runs WHERE pk = ANY (ARRAY(
-        SELECT s.run_pk FROM {{schema}}.subscriptions s JOIN {{schema}}.topics t ON t.pk = s.topic_pk
-        WHERE t.name = ${number})) OFFSET 0)"""
-OBSERVES = """
-    (SELECT * FROM {{schema}}.runs WHERE id = ANY (ARRAY(
-        SELECT o.observer FROM {{schema}}.observers o
-        WHERE o.run_pk = (SELECT child.pk FROM {{schema}}.runs child WHERE child.id = ${number}))) OFFSET 0)"""
 DEAD_LETTERS = f"""
     SELECT {_of(rows.DEAD_LETTER_COLUMNS, "d")} FROM {{schema}}.dead_letters d
     WHERE d.pk > $1 AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR d.event_name = $3)
     ORDER BY d.pk LIMIT $4"""
 DEAD_LETTER = f"SELECT {_of(rows.DEAD_LETTER_COLUMNS, 'd')} FROM {{schema}}.dead_letters d WHERE d.id = $1"
+_DOCUMENT = "d.kind, d.id, d.version, d.body, d.due_at, d.expires_at"
+DOCUMENT = f"SELECT {_DOCUMENT} FROM {{schema}}.documents d WHERE d.kind = $1 AND d.id = $2"
+DOCUMENTS = f"""
+    SELECT {_DOCUMENT} FROM {{schema}}.documents d WHERE d.kind = $1 AND d.id > $2 ORDER BY d.id LIMIT $3"""
+DUE_DOCUMENTS = f"""
+    SELECT {_DOCUMENT} FROM {{schema}}.documents d
+    WHERE d.kind = $1 AND d.due_at <= $2 ORDER BY d.due_at, d.id LIMIT $3"""
 DEAD_LETTER_PK = "SELECT d.pk FROM {schema}.dead_letters d WHERE d.id = $1"
 
 
@@ -146,8 +144,9 @@ async def inbox(pool: ConnectionPool, run_id: str, after: int) -> list[Message]:
     return rows.decode_all(f"message of run {run_id!r}", rows.message_of_row, found)
 
 
-async def history(pool: ConnectionPool, run_id: str, after: int) -> list[StoredEntry]:
-    found = await pool.fetch(sql(HISTORY, pool.target), run_id, after)
+async def history(pool: ConnectionPool, run_id: str, after: int, limit: int | None) -> list[StoredEntry]:
+    checked = None if limit is None else check_limit(limit)
+    found = await pool.fetch(sql(HISTORY, pool.target), run_id, after, checked)
     return rows.decode_all(f"entry of run {run_id!r}", _stored_entry, found)
 
 
@@ -188,6 +187,11 @@ async def topic(pool: ConnectionPool, name: str, limit: int, after: int) -> list
     return rows.decode_readable("event", rows.event_of_row, found)
 
 
+async def topics(pool: ConnectionPool, after: str | None, limit: int) -> list[TopicSummary]:
+    found = await pool.fetch(sql(TOPICS, pool.target), after or "", check_limit(limit))
+    return [TopicSummary(*row) for row in found]
+
+
 async def subscribed(pool: ConnectionPool, ids: Sequence[str]) -> list[frozenset[str]]:
     targets: dict[str, set[str]] = {id: set() for id in ids}
     for id, target in await pool.fetch(sql(SUBSCRIBED, pool.target), list(ids)):
@@ -202,6 +206,30 @@ async def published(pool: ConnectionPool, run_id: str) -> list[PublishedValue]:
 async def stream(pool: ConnectionPool, run_id: str, name: str, start: int, limit: int) -> list[StreamItem]:
     found = await pool.fetch(sql(STREAM, pool.target), run_id, name, start, check_limit(limit))
     return [rows.item_of_row(row) for row in found]
+
+
+# --- documents ------------------------------------------------------------------------------------------------------
+
+
+async def document(pool: ConnectionPool, kind: str, document_id: str) -> Document | None:
+    found = await pool.fetch(sql(DOCUMENT, pool.target), kind, document_id)
+    return _document(found[0]) if found else None
+
+
+async def documents(
+    pool: ConnectionPool, kind: str, after: str | None, limit: int, due_by: float | None
+) -> list[Document]:
+    check_document_page(after, limit, due_by)
+    if due_by is not None:
+        found = await pool.fetch(sql(DUE_DOCUMENTS, pool.target), kind, due_by, limit)
+    else:
+        found = await pool.fetch(sql(DOCUMENTS, pool.target), kind, after or "", limit)
+    return [_document(row) for row in found]
+
+
+def _document(row: rows.Row) -> Document:
+    kind, id, version, body, due_at, expires_at = row
+    return Document(kind=kind, id=id, version=version, body=body, due_at=due_at, expires_at=expires_at)
 
 
 # --- workers and dead letters ---------------------------------------------------------------------------------------
@@ -225,86 +253,3 @@ async def dead_letters(
 async def dead_letter(pool: ConnectionPool, dead_letter_id: str) -> DeadLetter | None:
     found = await pool.fetch(sql(DEAD_LETTER, pool.target), dead_letter_id)
     return rows.dead_letter_of_row(found[0]) if found else None
-
-
-# --- pages of runs --------------------------------------------------------------------------------------------------
-
-
-async def runs(pool: ConnectionPool, query: RunQuery) -> RunPage:
-    """Return a page of runs. Reads one run more than the page has, to find out whether there is a next page."""
-    limit = check_limit(query.limit)
-    if query.waiting_for is None:
-        return rows.page_of_rows(await _newest_first(pool, query, limit + 1), limit)
-    found: list[rows.Row] = []
-    size = max(limit + 1, WAITING_PAGE)
-    while len(found) <= limit:
-        page = await _newest_first(pool, query, size)
-        found += (row for row in page if rows.may_wait(query, row))
-        if len(page) < size:
-            break
-        query = replace(query, after=cursor_after(page[-1][4], page[-1][0]))
-    return rows.page_of_rows(found[: limit + 1], limit)
-
-
-async def _newest_first(pool: ConnectionPool, query: RunQuery, size: int) -> list[rows.Row]:
-    source, where, values = select_runs(query)
-    text = f"SELECT {_RUN} FROM {source} r WHERE {where} ORDER BY r.created_at DESC, r.id DESC LIMIT {size}"
-    return await pool.fetch(sql(text, pool.target), *values)
-
-
-def select_runs(query: RunQuery) -> tuple[str, str, list[Any]]:
-    """Return what a query reads from, the terms of its WHERE clause, and the values of both."""
-    where, values = conditions(query)
-    awaited = query.awaited
-    if awaited is None or awaited.name is None or awaited.kind not in ("event", "child"):
-        return "{schema}.runs", where, values
-    source = SUBSCRIBED_TO if awaited.kind == "event" else OBSERVES
-    return source.format(number=len(values) + 1), where, [*values, awaited.name]
-
-
-def conditions(query: RunQuery) -> tuple[str, list[Any]]:
-    """Return a query as the terms of a WHERE clause and their values."""
-    terms: list[str] = ["TRUE"]
-    values: list[Any] = []
-
-    def term(text: str, *arguments: Any) -> None:
-        numbers = [f"${len(values) + n}" for n in range(1, len(arguments) + 1)]
-        terms.append(text.format(*numbers))
-        values.extend(arguments)
-
-    if query.held is not None:
-        terms.append("r.held_kind IS NOT NULL AND r.status = 'suspended'")
-    if isinstance(query.held, str):
-        term("r.held_kind = {}", query.held)
-    if query.awaited is not None:
-        for text, *arguments in _wait_terms(query.awaited):
-            term(text, *arguments)
-    statuses = statuses_of(query)
-    if statuses is not None:
-        term("r.status = ANY ({}::text[])", [*statuses])
-    if query.workflow is not None:
-        term("r.workflow = {}", query.workflow)
-    if query.parent is not None:
-        term("r.parent = {}", query.parent)
-    if query.id_prefix:
-        term("r.id >= {} AND r.id < {}", query.id_prefix, query.id_prefix + chr(sys.maxunicode))
-    since, until = created_between(query)
-    if since is not None:
-        term("r.created_at >= {}", since)
-    if until is not None:
-        term("r.created_at < {}", until)
-    if query.tags:
-        term("r.tags @> {}::jsonb", msgspec.json.encode(query.tags).decode())
-    if query.after is not None:
-        term("(r.created_at, r.id) < ({}, {})", *key_of(query.after))
-    return " AND ".join(terms), values
-
-
-def _wait_terms(awaited: Awaited) -> list[tuple[str, ...]]:
-    """Return terms that few runs meet which do not wait for this, with their values; `rows.may_wait` checks others."""
-    if awaited.kind == "held":
-        return [("r.held_kind IS NOT NULL AND r.status = 'suspended'",)]
-    suspended = ("r.status = 'suspended'",)
-    if awaited.name is not None and awaited.kind in ("event", "child"):
-        return [suspended]  # see `select_runs`
-    return [suspended, *(("strpos(r.waits, {}) > 0", text) for text in rows.wait_texts(awaited))]

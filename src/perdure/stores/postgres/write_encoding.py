@@ -5,32 +5,41 @@ The keys are the names of the Python fields.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from perdure.model.records import DeadLetter, Entry, Message, RunRecord
+from perdure.model.tags import Tags, TagValue, encode_tags, index_tags
 from perdure.model.turns import TurnExtras
 from perdure.stores import sql_rows as rows
+from perdure.stores.postgres.queue_encoding import queue_write, requested_place
 from perdure.stores.writes import (
+    Admit,
     AppendStream,
     CommitTurn,
+    ConfigurePartition,
+    ConfigureQueue,
     ContinueAs,
     CreateRun,
     DeliverMessage,
     EndRun,
     FanOut,
     FinalizeRun,
+    LeaveQueue,
     ObserveRunEnd,
     PublishEvent,
+    PutDocument,
     RedirectedEvent,
     ReleaseRun,
     ReplayDeadLetter,
+    Requeue,
     RewindRun,
     RunPatch,
     SupersedeStream,
+    TagRun,
     Write,
 )
 
@@ -49,6 +58,7 @@ def as_json(write: Write) -> Json:
                 inbox=_messages(write.inbox),
                 received=write.received,
                 replaces=replaces,
+                by=write.by,
             )
             return {"kind": "create", **new_run(0, write), **more}
         case DeliverMessage():
@@ -60,7 +70,8 @@ def as_json(write: Write) -> Json:
         case ObserveRunEnd():
             return _tagged("observe", write)
         case RewindRun():
-            return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
+            rewind = _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
+            return rewind if write.place is None else {**rewind, **requested_place(write.place)}
         case FinalizeRun():
             return _tagged(
                 "finalize",
@@ -78,6 +89,13 @@ def as_json(write: Write) -> Json:
             return _tagged("append_stream", write)
         case SupersedeStream():
             return _tagged("supersede_stream", write)
+        case PutDocument():
+            named = {"document_kind": write.kind, "dead_letters": _dead_letters(write.dead_letters)}
+            return {**_tagged("document", write, **named), "kind": "document"}
+        case TagRun():
+            return {"kind": "tags", "run_id": write.run_id, "changes": _changed_tags(write.tags)}
+        case Admit() | ConfigureQueue() | ConfigurePartition() | Requeue() | LeaveQueue():
+            return queue_write(write)
 
 
 def _tagged(kind: str, write: msgspec.Struct, **replaced: Any) -> Json:
@@ -117,7 +135,9 @@ def _restart(restart: ContinueAs) -> Json:
 
 
 def _extras(extras: TurnExtras) -> Json:
-    return _non_empty(**{**_fields(extras), "dead_letters": _dead_letters(extras.dead_letters)})
+    changed = _changed_tags(extras.tags) if extras.tags else None
+    letters = _dead_letters(extras.dead_letters)
+    return _non_empty(**{**_fields(extras), "dead_letters": letters, "tags": None, "changed_tags": changed})
 
 
 _ENTRY_NAMES = rows.ENTRY_COLUMNS.split(", ")
@@ -153,6 +173,25 @@ def _redirected(events: Sequence[RedirectedEvent]) -> tuple[Json, ...]:
     )
 
 
+# --- tags and new runs ----------------------------------------------------------------------------------------------
+
+
+def all_text(tags: Tags) -> bool:
+    """Return whether all values are text. The server derives the index of such tags from the tags."""
+    return all(type(value) is str for value in tags.values())
+
+
+def _typed_tags(tags: Tags) -> Json:
+    """Encode tags of any type: their stored form, and the rows of the index."""
+    rows_of_index = [(each.key, each.kind, each.text, each.number) for each in index_tags(tags)]
+    return {"tags": msgspec.Raw(encode_tags(tags)), "tag_rows": rows_of_index}
+
+
+def _changed_tags(changes: Mapping[str, TagValue | None]) -> Json:
+    given = {key: value for key, value in changes.items() if value is not None}
+    return {"removed": [key for key, value in changes.items() if value is None], **_typed_tags(given)}
+
+
 _NEW_RUN_COLUMNS = (
     "id, workflow, version, input, created_at, created_by, pool, shard, generation, epoch, run_attempt, "
     "original_workflow, original_input, parent, attached, tags, wake_at, owner, deadline_at, retention"
@@ -167,7 +206,11 @@ def new_run(at: int, write: CreateRun) -> Json:
     observer = write.observer
     observers = {} if observer is None else {"observer": observer.run_id, "target": observer.target}
     values = zip(_NEW_RUN_NAMES, _new_run_values(record), strict=True)
-    return {"at": at, "seed": str(record.seed), **dict(values), **observers}
+    tags = _typed_tags(record.tags) if record.tags and not all_text(record.tags) else {}
+    encoded = {"at": at, "seed": str(record.seed), **dict(values), **observers, **tags}
+    if record.ancestor_queues:
+        encoded["ancestor_queues"] = rows.as_json(record.ancestor_queues)
+    return encoded if write.place is None else {**encoded, **requested_place(write.place)}
 
 
 def message(at: int, write: DeliverMessage) -> Json:

@@ -181,8 +181,11 @@ _BARE_NAMES = tuple(name.encode() for name in ("status", *BARE_FIELDS, "turn_sta
 
 def bare_pairs(values: Sequence[bytes | None]) -> list[bytes]:
     """Return a bare row as a hash. Its input is empty."""
-    found = zip(_BARE_NAMES, values, strict=True)
-    return [part for pair in found if pair[1] is not None for part in pair] + [b"input", b""]  # type: ignore[misc]
+    found = [b"input", b""]
+    for name, value in zip(_BARE_NAMES, values, strict=True):
+        if value is not None:
+            found += (name, value)
+    return found
 
 
 def decode_run(pairs: Pairs) -> RunRecord:

@@ -67,6 +67,7 @@ async def runs(partitions: Partitions, query: RunQuery, *, bare: bool) -> RunPag
 
 async def count(partitions: Partitions, query: RunQuery, cap: int) -> int:
     """Return the number of matching runs, up to `cap`: the size of an index if it contains exactly these runs."""
+    check_limit(cap)
     exact = search_plan.find_exact(query)
     if exact is not None:
         bounds = search_plan.find_time_bounds(query)

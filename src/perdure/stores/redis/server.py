@@ -37,10 +37,14 @@ SCRIPT_MODULES = {
     "commit": (
         *("run_rows", "run_index", "due_queues", "history", "run_writes", "other_writes"),
         *("inbox", "outbox", "topics", "streams", "dead_letters", "documents"),
+        *("places", "queues"),
     ),
-    "workers": ("run_rows", "run_index", "due_queues", "dead_letters", "topics"),
-    "maintenance": ("run_rows", "run_index", "due_queues", "inbox", "outbox", "topics", "streams", "documents"),
-    "reads": ("run_rows", "due_queues"),
+    "workers": ("run_rows", "run_index", "due_queues", "dead_letters", "topics", "places", "queues"),
+    "maintenance": (
+        *("run_rows", "run_index", "due_queues", "inbox", "outbox", "topics", "streams", "documents", "places"),
+        "queues",
+    ),
+    "reads": ("run_rows", "due_queues", "queue_reads"),
 }
 """The Lua modules of each script. Its text is `lua/keys.lua`, `lua/core.lua`, the modules and the file of its own name.
 

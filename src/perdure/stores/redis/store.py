@@ -19,6 +19,7 @@ from perdure.clock import Clock
 from perdure.errors import StoreError
 from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceCursor, PlaceRecord, QueueSummary, QueueView
 from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
@@ -34,9 +35,8 @@ from perdure.model.records import (
 from perdure.stores import semantics
 from perdure.stores.change_listeners import ChangeListeners
 from perdure.stores.paging import check_limit
-from perdure.stores.pending import PendingMethods
 from perdure.stores.protocol import Claim
-from perdure.stores.redis import encoding, fast_path, queries, run_search
+from perdure.stores.redis import encoding, fast_path, queries, queue_queries, run_search
 from perdure.stores.redis.listener import Listener
 from perdure.stores.redis.partitions import Partitions, gather_calls, refuse_invalid_text
 from perdure.stores.redis.server import RedisServer, parse_url
@@ -61,10 +61,10 @@ from perdure.stores.results import (
     UnreadableRun,
     WriteResult,
 )
-from perdure.stores.writes import CommitTurn, ReplayDeadLetter, Write, subject_of
+from perdure.stores.writes import Admit, CommitTurn, ConfigureQueue, ReplayDeadLetter, Write, subject_of
 
 
-class RedisStore(PendingMethods):
+class RedisStore:
     """Implementation of the `Store` protocol on Redis; the protocol states the guarantees.
 
     Several engines may open the same object; the last `close` disconnects. It may be opened again.
@@ -123,12 +123,23 @@ class RedisStore(PendingMethods):
         if len(batch) == 1 and (result := await self._commit_on_fast_path(batch[0])) is not None:
             return [result]
         with refuse_invalid_text():  # everything is encoded before anything is sent
-            arrays = [encode_write(write, self._partitions.of) for write in batch]
+            arrays = [self._encode_write(write) for write in batch]
             is_split = self._partitions.count > 1
             numbers = [self._partitions.of(subject_of(write)) for write in batch] if is_split else []
         if numbers:
             return await self._commit_in_partitions(batch, arrays, numbers)
         return [decode_result(given) for given in await self._partitions.write(0, arrays)] if arrays else []
+
+    def _encode_write(self, write: Write) -> Array:
+        array = encode_write(write, self._partitions.of)
+        if isinstance(write, Admit):
+            return (*array, "" if self._clock is None else encoding.encode_time(self._clock.now()))
+        if isinstance(write, ConfigureQueue) and (self._partitions.count > 1 or self._server.is_cluster):
+            raise StoreError(
+                f"{self._server.name} has no queues on several partitions or a cluster, so queue {write.name!r} cannot "
+                "be declared; use a single server with partitions=1, or another store"
+            )
+        return array
 
     async def _commit_on_fast_path(self, write: Write) -> WriteResult | None:
         """Return the result, or None without any change if the write must take the general path."""
@@ -229,9 +240,11 @@ class RedisStore(PendingMethods):
         shards = False if claim.shards is None else sorted(claim.shards)
         wanted = (encoding.encode_time(claim.now if claim.due_by is None else claim.due_by), pairs, claim.pool, shards)
         claimer = (claim.worker, encoding.encode_time(claim.now))
-        shares = {0: claim.limit} if self._partitions.count == 1 else await self._split_claim(wanted, claim.limit)
+        is_split = self._partitions.count > 1
+        shares = await self._split_claim(wanted, claim) if is_split else {0: claim.limit}
         pages = await gather_calls(
-            self._partitions.execute(number, "claim", *claimer, *wanted, share) for number, share in shares.items()
+            self._partitions.execute(number, "claim", *claimer, *wanted, share, claim.gates)
+            for number, share in shares.items()
         )
         claimed = [
             (float(wake_at), ClaimedRun(id.decode(), last_message_no, position))
@@ -240,14 +253,15 @@ class RedisStore(PendingMethods):
         ]
         return [run for _, run in sorted(claimed, key=lambda each: (each[0], each[1].id))]
 
-    async def _split_claim(self, wanted: tuple[Any, ...], limit: int) -> dict[int, int]:
-        """Return how many of the `limit` earliest due runs each partition has."""
-        pages = await self._partitions.read_all("due", *wanted, limit)
-        due = sorted((float(at), id, number) for number, page in enumerate(pages) for id, at in page)[:limit]
+    async def _split_claim(self, wanted: tuple[Any, ...], claim: Claim) -> dict[int, int]:
+        """Return how many of the earliest due runs, up to the claim's limit, each partition has."""
+        pages = await self._partitions.read_all("due", *wanted, claim.limit, claim.gates)
+        due = sorted((float(at), id, number) for number, page in enumerate(pages) for id, at in page)[: claim.limit]
         return Counter(number for _, _, number in due)
 
-    async def next_wake(self, pool: str) -> float | None:
-        return min((float(at) for at in await self._partitions.read_all("next_wake", pool) if at), default=None)
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        found = await self._partitions.read_all("next_wake", pool, False if gates is None else list(gates))
+        return min((float(at) for at in found if at), default=None)
 
     async def owned(self, worker: str) -> list[str]:
         pages = await self._partitions.command_all("ZRANGE", f"owned:{worker}", 0, -1)
@@ -398,6 +412,29 @@ class RedisStore(PendingMethods):
         self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
     ) -> list[Document]:
         return await queries.documents(self._partitions, kind, after, limit, due_by)
+
+    async def queues(self) -> list[QueueSummary]:
+        return await queue_queries.queues(self._partitions)
+
+    async def queue_view(self, name: str, now: float, limit: int = 100) -> QueueView | None:
+        return await queue_queries.queue_view(self._partitions, name, now, limit)
+
+    async def places(
+        self,
+        name: str,
+        partition: str | None = None,
+        after: PlaceCursor | None = None,
+        limit: int = 100,
+        *,
+        held: bool = False,
+    ) -> list[PlaceRecord]:
+        return await queue_queries.places(self._partitions, name, partition, after, limit, held=held)
+
+    async def place(self, run_id: str) -> PlaceRecord | None:
+        return await queue_queries.place(self._partitions, run_id)
+
+    async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
+        return await queue_queries.places_ahead(self._partitions, run_id, cap)
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None

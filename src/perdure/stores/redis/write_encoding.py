@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from perdure.errors import StoreError
 from perdure.model.records import DeadLetter, Entry, Message, RunStatus, Subscription
 from perdure.model.tags import TagValue
 from perdure.model.turns import TurnExtras
 from perdure.stores import semantics
+from perdure.stores.queue_rules import PAUSED_IN_QUEUE
 from perdure.stores.redis.encoding import (
     EMPTY,
     as_lua_string,
@@ -30,7 +30,9 @@ from perdure.stores.redis.encoding import (
     encode_time,
     encode_turn_state,
 )
+from perdure.stores.redis.queue_encoding import encode_place, encode_queue_write
 from perdure.stores.results import (
+    Admitted,
     AlreadyEnded,
     AlreadyStarted,
     Committed,
@@ -38,28 +40,36 @@ from perdure.stores.results import (
     DeadLetterMissing,
     EventPublished,
     IdTaken,
+    Joined,
     LimitReached,
     MessageDelivered,
+    NotQueued,
     ObserverAdded,
+    QueueMissing,
     RunMissing,
     Superseded,
     WriteResult,
 )
 from perdure.stores.writes import (
+    Admit,
     AppendStream,
     CommitTurn,
+    ConfigurePartition,
+    ConfigureQueue,
     ContinueAs,
     CreateRun,
     DeliverMessage,
     EndRun,
     FanOut,
     FinalizeRun,
+    LeaveQueue,
     ObserveRunEnd,
     PublishEvent,
     PutDocument,
     RedirectedEvent,
     ReleaseRun,
     ReplayDeadLetter,
+    Requeue,
     RewindRun,
     RunPatch,
     SupersedeStream,
@@ -69,6 +79,7 @@ from perdure.stores.writes import (
 )
 
 Array = tuple[Any, ...]
+_PAUSED_IN_QUEUE = as_lua_string(encode_turn_state((), PAUSED_IN_QUEUE, None, None))
 PartitionOf = Callable[[str], int]
 """Returns the partition of a run id or a topic name."""
 
@@ -105,7 +116,8 @@ def encode_write(write: Write, partition_of: PartitionOf) -> Array:
             message = write.message
             value = as_lua_string(encode_message(message, partition_of(message.name)))
             limit = -1 if write.limit is None else write.limit
-            return ("deliver", write.run_id, message.id, message.kind, value, encode_time(write.now), limit)
+            paused = () if message.kind != "pause" else (_PAUSED_IN_QUEUE,)
+            return ("deliver", write.run_id, message.id, message.kind, value, encode_time(write.now), limit, *paused)
         case EndRun():
             return _encode_end(write)
         case ReleaseRun():
@@ -152,8 +164,8 @@ def encode_write(write: Write, partition_of: PartitionOf) -> Array:
             return ("tag", write.run_id, _encode_tag_changes(write.tags))
         case PutDocument():
             return _encode_document(write)
-        case _:
-            raise StoreError(f"{type(write).__name__} is not a write of this store; upgrade the store")
+        case Admit() | ConfigureQueue() | ConfigurePartition() | Requeue() | LeaveQueue():
+            return encode_queue_write(write)
 
 
 def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
@@ -172,7 +184,8 @@ def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
     fields = ["workflow", record.workflow, *encode_new_run(record, as_lua_string)]
     if record.tags:
         fields += ("tags", as_lua_string(encode_stored_tags(record.tags)))
-    return ("create", *head, fields, entries, messages, observer, write.received, replaces)
+    place = encode_place(write.place)
+    return ("create", *head, fields, entries, messages, observer, write.received, replaces, place)
 
 
 def _encode_turn(turn: CommitTurn, partition_of: PartitionOf) -> Array:
@@ -287,7 +300,8 @@ def _encode_rewind(write: RewindRun, partition_of: PartitionOf) -> Array:
     ]
     returned = [_encode_returned(message, partition_of) for message in write.returned]
     head = ("rewind", write.run_id, write.base, write.turn_id, now)
-    return (*head, write.dropped, _encode_rows(write.turn_id, write.base, write.entries), returned, fields)
+    rows = _encode_rows(write.turn_id, write.base, write.entries)
+    return (*head, write.dropped, rows, returned, fields, encode_place(write.place))
 
 
 def _encode_returned(message: Message, partition_of: PartitionOf) -> Array:
@@ -337,6 +351,14 @@ def decode_result(given: Any) -> WriteResult:
             return ObserverAdded()
         case [b"versioned", version]:
             return Committed(version=version)
+        case [b"joined", run_id, replaced, waiting]:
+            return Joined(run_id.decode(), replaced=bool(replaced), waiting=bool(waiting))
+        case [b"admitted", ids, promoted, version]:
+            return Admitted(tuple(id.decode() for id in ids), promoted, version)
+        case [b"queue_missing"]:
+            return QueueMissing()
+        case [b"not_queued"]:
+            return NotQueued()
         case [b"published", offset, woken, more, fresh]:
             return EventPublished(offset, woken, more=bool(more), fresh=bool(fresh))
         case _:

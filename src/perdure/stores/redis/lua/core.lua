@@ -79,12 +79,16 @@ local stale_queues = {}
 -- Topics that may have got or lost queued events or subscriptions.
 local stale_topics = {}
 
+-- Partitions of queues whose counts or settings may have changed: name -> {queue, partition}.
+local stale_partitions = {}
+
 -- The row that the last `deliver` of a batch changed. It is valid until another kind of write follows.
 local delivered_row
 
 -- Build the reply of a script that may have changed something: result, messages to other partitions, changed runs.
 local function reply(result)
   if next(stale_queues) then due_queues.refresh_heads() end
+  if next(stale_partitions) then places.refresh_partitions() end
   if next(stale_topics) then topics.refresh_names() end
   return {result, outgoing, publish_changes(ARGV[3], ARGV[4], ARGV[5])}
 end

@@ -45,6 +45,7 @@ function history.check_turn(row, write)
   end
   local refused = history.check_worker(row.status, row.owner, worker, owned) -- rules 3 to 5
   if refused then return refused end
+  if not owned and row.owner == '' and call('HGET', RUN .. id, 'place') == 'waiting' then return {'superseded'} end -- rule 5
   if position ~= base then return {'superseded'} end -- rule 6
 end
 

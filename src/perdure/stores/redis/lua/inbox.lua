@@ -73,13 +73,15 @@ local function count_event(row, value, change)
   return {pending_events = pending, counted_events = tonumber(row.counted_events) + change}
 end
 
--- A held run stays suspended. A run that has not started its generation waits for its start time.
+-- A run that waits in a queue is never made due. A held run stays suspended. A run that has not started its generation waits for its start time.
 local function makes_due(row, kind)
+  if row.place == 'waiting' then return false end
   return (row.held_kind == '' and row.first_executed_at ~= '') or row.owner ~= '' or inbox.WAKES_HELD[kind]
 end
 
--- Add a new message and make its run due if the message wakes it; return the number of the message.
-function inbox.add(row, message_id, kind, value, now)
+-- Add a new message and make its run due if the message wakes it; return the number of the message. `paused_state` is the
+-- turn state of a waiting run that gets a pause.
+function inbox.add(row, message_id, kind, value, now, paused_state)
   local number = tonumber(row.last_message_no) + 1
   call('HSET', key('inbox', row.id), number, value)
   call('HSET', key('message-numbers', row.id), message_id, number)
@@ -93,6 +95,7 @@ function inbox.add(row, message_id, kind, value, now)
     end
   end
   run_rows.write_unindexed(row, fields)
+  if row.place == 'waiting' then queues.apply_message(row, kind, paused_state) end
   mark_changed(row.id)
   return number
 end

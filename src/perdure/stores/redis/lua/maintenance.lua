@@ -1,7 +1,7 @@
 -- Script `maintenance`: deletes what is no longer needed: pruned runs, expired events and values, remembered ids.
 --
 -- ARGV: the command and its arguments (MessagePack), then as for `commit`.
--- Keys: every key of a deleted run; expiring-events, expiring-values, expiring-documents, consumed, sent, sent-since, deleted-events,
+-- Keys: every key of a deleted run; expiring-events, expiring-values, expiring-documents, queues, consumed, sent, sent-since, deleted-events,
 -- fenced.
 
 local commands = {}
@@ -50,6 +50,7 @@ commands.delete_expired = function(now, remembered_since, limit)
     call('HDEL', key('event-ids', at[1]), call('HGET', name, 'id') or '')
     call('DEL', name)
   end)
+  for _, queue in ipairs(call('ZRANGE', key('queues'), 0, -1)) do places.prune_partitions(queue, now, limit) end
   if PARTITION > 0 then call('ZREMRANGEBYSCORE', key('fenced'), '-inf', call('TIME')[1] - 86400) end
   return 0
 end

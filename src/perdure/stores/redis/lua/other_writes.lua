@@ -4,7 +4,7 @@
 -- Keys: run:<id>, entries:<id>, observers:<id>, message-numbers:<id>; the others by the modules called here.
 
 function other_writes.deliver(write)
-  local _, id, message_id, kind, value, now, limit = unpack(write)
+  local _, id, message_id, kind, value, now, limit, paused_state = unpack(write)
   local row = delivered_row and delivered_row.id == id and delivered_row or run_rows.read(id)
   delivered_row = row
   if not row then return {'missing'} end
@@ -13,7 +13,7 @@ function other_writes.deliver(write)
   if TERMINAL[row.status] then return {'ended', row.status} end
   local unread = limit >= 0 and inbox.COUNTED[kind] and inbox.unread_if_full(row, value, limit)
   if unread then return {'full', unread} end
-  return {'delivered', inbox.add(row, message_id, kind, value, now), 1, row.owner}
+  return {'delivered', inbox.add(row, message_id, kind, value, now, paused_state), 1, row.owner}
 end
 
 -- End a run from outside. It takes a position, so that a turn that a worker is computing meanwhile is rejected (rule 6
@@ -55,12 +55,14 @@ function other_writes.observe(write)
 end
 
 function other_writes.rewind(write)
-  local _, id, base, turn_id, now, dropped, added, returned, flat_fields = unpack(write)
+  local _, id, base, turn_id, now, dropped, added, returned, flat_fields, requested = unpack(write)
   local row = run_rows.read(id)
   if not row then return {'missing'} end
   local position = run_rows.position(row)
   if position > base and history.has_turn(id, base + 1, turn_id) then return COMMITTED end
   if position ~= base then return {'superseded'} end
+  local is_placed = #requested > 0 and TERMINAL[row.status]
+  if is_placed and not queues.exists(requested[1]) then return {'queue_missing'} end
   local last = base + #added / 2
   history.drop_entries(id, dropped, false)
   set_all(ENTRIES .. id, added)
@@ -72,7 +74,14 @@ function other_writes.rewind(write)
     status = run_rows.has_started(row) and 'running' or 'pending',
   }
   for i = 1, #flat_fields, 2 do fields[flat_fields[i]] = flat_fields[i + 1] end
-  run_rows.change(row, fields)
+  if is_placed then
+    local waiting = queues.waiting_fields(requested)
+    for i = 1, #waiting, 2 do fields[waiting[i]] = waiting[i + 1] end
+    run_rows.wait_again(row, fields)
+    places.add(id, requested, now)
+  else
+    run_rows.change(row, fields)
+  end
   mark_changed(id)
   return COMMITTED
 end
@@ -133,6 +142,11 @@ function other_writes.supersede(write)
 end
 
 function other_writes.document(write) return documents.put(write) end
+function other_writes.admit(write) return queues.admit(write) end
+function other_writes.configure_queue(write) return queues.configure(write) end
+function other_writes.configure_partition(write) return queues.configure_partition(write) end
+function other_writes.requeue(write) return queues.requeue(write) end
+function other_writes.leave_queue(write) return queues.leave(write) end
 
 -- Change tags of a run without an owner: key -> tag, or false to remove it.
 function other_writes.tag(write)

@@ -111,9 +111,9 @@ reads.pages = function(indexes, before, id, limit)
   return found
 end
 
-reads.due = function(now, wanted, pool, shards, limit)
+reads.due = function(now, wanted, pool, shards, limit, gates)
   local found = {}
-  for i, due in ipairs(due_queues.earliest(now, wanted, pool, shards, limit)) do
+  for i, due in ipairs(due_queues.earliest(now, wanted, pool, shards, limit, gates)) do
     found[i] = {due[1], string.format('%.17g', due[2])}
   end
   return found
@@ -123,16 +123,23 @@ reads.outbox = function()
   return call('HGETALL', key('outbox'))
 end
 
--- Return when the first due run of a pool is due. A head whose queue is missing counts for nothing.
-reads.next_wake = function(pool)
+-- Return when the first due run of a pool is due, or ''. A head whose queue is missing counts for nothing; with `gates` nor
+-- does one with another gate.
+reads.next_wake = function(pool, gates)
+  local counted = {[''] = true}
+  for _, gate in ipairs(gates or {}) do counted[gate] = true end
+  local function first_due(queue)
+    if gates and not counted[due_queues.gate_of(queue)] then return nil end
+    return call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')[2]
+  end
   for _, queue in ipairs(call('ZRANGE', key('heads', pool), 0, 0)) do
-    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
-    if first[2] then return first[2] end
+    local at = first_due(queue)
+    if at then return at end
   end
   local earliest
   for _, queue in ipairs(call('ZRANGE', key('heads', pool), 1, -1)) do
-    local first = call('ZRANGE', key('due', pool, queue), 0, 0, 'WITHSCORES')
-    if first[2] and (not earliest or tonumber(first[2]) < tonumber(earliest)) then earliest = first[2] end
+    local at = first_due(queue)
+    if at and (not earliest or tonumber(at) < tonumber(earliest)) then earliest = at end
   end
   return earliest or ''
 end
@@ -173,12 +180,28 @@ reads.sent = function(name)
   return found and cmsgpack.unpack(found) or {}
 end
 
--- Return the first topics after a name with their queued events and subscriptions.
+-- Return the number of runs with a subscription to a topic. Of more than 10,000 subscriptions each counts as a run.
+local function count_waiting(topic)
+  local subscriptions = call('ZCARD', key('waiting', topic))
+  if subscriptions > 10000 then return subscriptions end
+  local runs, count = {}, 0
+  for _, member in ipairs(call('ZRANGE', key('waiting', topic), 0, -1)) do
+    local readable, subscription = pcall(cmsgpack.unpack, member)
+    local run = readable and type(subscription) == 'table' and subscription[1] or member
+    if not runs[run] then
+      runs[run] = true
+      count = count + 1
+    end
+  end
+  return count
+end
+
+-- Return the first topics after a name with their queued events and waiting runs.
 reads.topics = function(after, limit)
   local found = {}
   for i, name in ipairs(call('ZRANGEBYLEX', key('topic-names'), after, '+', 'LIMIT', 0, limit)) do
     local queued = call('ZCARD', key('free', name)) + call('ZCARD', key('shared', name))
-    found[i] = {name, queued, call('ZCARD', key('waiting', name))}
+    found[i] = {name, queued, count_waiting(name)}
   end
   return found
 end
@@ -233,4 +256,4 @@ reads.dead_letters = function(after, limit)
 end
 
 local query = cmsgpack.unpack(ARGV[1])
-return reads[query[1]](unpack(query, 2))
+return (reads[query[1]] or queue_reads[query[1]])(unpack(query, 2))

@@ -2,8 +2,8 @@
 --
 -- Keys: run:<id> (hash: the row), observers:<id> (sorted set of {run, target}). Indexes, all sorted sets of run ids:
 -- status:<status>, children:<parent>, open-children:<parent>, and for the next action: due:<queue>, owned:<worker>,
--- owned-with-messages:<worker>, held:<kind, workflow, version>, unfinalized, prunable; for queries: held-runs, and those
--- of `run_index.lua`.
+-- owned-with-messages:<worker>, held:<kind, workflow, version>, unfinalized, prunable; slots:<queue> (holders of slots by
+-- the time from which they are active); for queries: held-runs, and those of `run_index.lua`.
 -- A run is in exactly one of due, owned, unfinalized and prunable, or in none while it waits for a message. Rows are
 -- changed only by this module, so that row and indexes always agree.
 
@@ -18,15 +18,16 @@ local function blank(id)
     skipped = '0', wake_at = '', pool = 'default', workflow = '', version = '', shard = '', held_kind = '', parent = '',
     attached = '0', created_at = '', first_executed_at = '', generation = '0', recoveries = '0', drift = EMPTY,
     last_observer_no = '0', ended_at = '', prune_at = '', unfinalized = '0', orphaned_children = '0',
-    counted_events = '', place = '', queue = '', error_type = '',
+    counted_events = '', place = '', queue = '', gate = '', error_type = '',
   }
 end
 
 local FIELDS = {
   'status', 'owner', 'has_new_messages', 'last_message_no', 'pending_events', 'skipped', 'wake_at', 'pool', 'workflow',
   'version', 'shard', 'held_kind', 'parent', 'attached', 'created_at', 'first_executed_at', 'generation', 'recoveries',
-  'drift', 'last_observer_no', 'counted_events',
+  'drift', 'last_observer_no', 'counted_events', 'place',
 }
+local QUEUE_FIELDS = {'queue', 'gate'} -- only of runs with a place in a queue
 local END_FIELDS = {'ended_at', 'prune_at', 'unfinalized', 'orphaned_children', 'error_type'} -- only of ended runs
 
 local function fill(row, fields)
@@ -42,6 +43,7 @@ function run_rows.read(id)
   local row = blank(id)
   if not fill(row, FIELDS) then return nil end
   if TERMINAL[row.status] then fill(row, END_FIELDS) end
+  if row.place ~= '' then fill(row, QUEUE_FIELDS) end
   return row
 end
 
@@ -84,6 +86,7 @@ end
 -- Return whether a worker can own the run: its row exists, agrees with the due queue, and its numbers can be read.
 function run_rows.is_claimable(row)
   if not row or row.owner ~= '' or row.wake_at == '' or TERMINAL[row.status] then return false end
+  if row.place == 'waiting' then return false end
   return tonumber(row.last_message_no) and tonumber(row.skipped) and tonumber(row.wake_at) and tonumber(row.created_at)
 end
 
@@ -102,6 +105,7 @@ local function by_next_action(row)
     return key('owned', row.owner), '0'
   elseif row.wake_at ~= '' then
     local queue = row.workflow .. NUL .. row.version .. NUL .. row.shard
+    if row.gate ~= '' then queue = queue .. NUL .. row.gate end
     local name = key('due', row.pool, queue)
     queued[name] = {row.pool, queue}
     return name, row.wake_at
@@ -113,7 +117,7 @@ local function by_wake_cause(row)
   if TERMINAL[row.status] then return end
   if row.owner ~= '' then
     if row.has_new_messages == '1' then return key('owned-with-messages', row.owner), '0' end
-  elseif row.held_kind ~= '' then
+  elseif row.held_kind ~= '' and row.place ~= 'waiting' then
     return key('held', row.held_kind, row.workflow, row.version), '0'
   end
 end
@@ -147,6 +151,12 @@ end
 
 local function by_error(row)
   if TERMINAL[row.status] and row.error_type ~= '' then return key('error', row.error_type), row.created_at end
+end
+
+-- A slot is active while its run has an owner, and from the time at which the run is due.
+local function by_slot(row)
+  if row.place ~= 'held' or TERMINAL[row.status] then return end
+  return key('slots', row.queue), row.owner ~= '' and '-inf' or row.wake_at ~= '' and row.wake_at or '+inf'
 end
 
 local function move(id, old, old_score, new, new_score)
@@ -197,6 +207,8 @@ run_rows.write_unindexed = write_changes
 
 -- Change any fields, and move the run between the indexes.
 function run_rows.change(row, fields)
+  local slot, slot_score = by_slot(row)
+  if row.place ~= '' then queues.adapt_change(row, fields) end
   local status, created_at = by_status(row)
   local action, action_score = by_next_action(row)
   local cause, cause_score = by_wake_cause(row)
@@ -219,6 +231,15 @@ function run_rows.change(row, fields)
     move(row.id, ended, ended_score, by_end(row))
     move(row.id, failed, failed_score, by_error(row))
   end
+  if slot or row.place ~= '' then move(row.id, slot, slot_score, by_slot(row)) end
+end
+
+-- Let an ended run begin to wait in a queue: the other fields change as given.
+function run_rows.wait_again(row, fields)
+  row.queue = call('HGET', RUN .. row.id, 'queue') or ''
+  local queue, created_at = by_queue(row)
+  run_rows.change(row, fields)
+  move(row.id, queue, created_at, by_queue(row))
 end
 
 -- Add a run to the index `held-runs` if it is held. For stores that were created before the index.

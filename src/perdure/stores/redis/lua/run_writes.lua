@@ -19,24 +19,29 @@ local function created_before(id, owner, observer)
   return CREATED + (owner ~= '' and call('HGET', RUN .. id, 'owner') == owner and 1 or 0)
 end
 
--- Delete the run that a new one replaces. Return its last position and message number; nothing if it must stay.
-local function delete_predecessor(id, created_by, replaces)
+-- Return the row of the run that a new one replaces; nothing if it must stay.
+local function read_predecessor(id, created_by, replaces)
   if #replaces == 0 or created_by ~= replaces[1] then return end
   local row = run_rows.read(id)
   if not row or row.generation ~= replaces[2] or not TERMINAL[row.status] or row.unfinalized == '1' then return end
-  local position = run_rows.position(row)
-  run_rows.delete(row)
-  return position, tonumber(row.last_message_no)
+  return row
 end
 
 function run_writes.create(write)
-  local _, id, created_by, owner, created_at, wake_at, fields, entries, messages, observer, received, replaces =
+  local _, id, created_by, owner, created_at, wake_at, fields, entries, messages, observer, received, replaces, requested =
     unpack(write)
   local by = call('HGET', RUN .. id, 'created_by')
-  local position, last_message_no = delete_predecessor(id, by, replaces)
-  if by and not position then
+  local predecessor = read_predecessor(id, by, replaces)
+  if by and not predecessor then
     if by ~= created_by then return {'exists', call('HGETALL', RUN .. id)} end
     return created_before(id, owner, observer)
+  end
+  local refused = #requested > 0 and queues.refuse(requested, created_by, fields, created_at)
+  if refused then return refused end
+  local position, last_message_no
+  if predecessor then
+    position, last_message_no = run_rows.position(predecessor), tonumber(predecessor.last_message_no)
+    run_rows.delete(predecessor)
   end
   set_all(ENTRIES .. id, entries)
   last_message_no = last_message_no or received
@@ -59,6 +64,12 @@ function run_writes.create(write)
   if #observer > 0 then
     call('ZADD', key('observers', id), 1, cmsgpack.pack(observer))
     extend(fields, 'last_observer_no', '1')
+  end
+  if #requested > 0 then
+    extend(fields, 'status', 'pending', unpack(queues.waiting_fields(requested)))
+    run_rows.insert(id, fields)
+    places.add(id, requested, created_at)
+    return CREATED
   end
   if is_alive(owner) then
     extend(fields, 'status', 'running', 'owner', owner, 'first_executed_at', created_at)

@@ -18,10 +18,10 @@ end
 -- Claim the earliest due runs. The script is atomic, so that no run is claimed twice. A fenced worker gets nothing: the
 -- takeover that released its runs may have finished, and runs that it claimed now would have an owner that is never
 -- replaced. The claim clears `wake_at`; a message that arrives later sets it again (`inbox.add`).
-commands.claim = function(worker, now, due_by, wanted, pool, shards, limit)
+commands.claim = function(worker, now, due_by, wanted, pool, shards, limit, gates)
   if not is_alive(worker) then return {} end
   local claimed = {}
-  for _, due in ipairs(due_queues.earliest(due_by, wanted, pool, shards, limit)) do
+  for _, due in ipairs(due_queues.earliest(due_by, wanted, pool, shards, limit, gates)) do
     local row = run_rows.read(due[1])
     if not run_rows.is_claimable(row) then
       due_queues.remove(due[1], due[3])
@@ -43,7 +43,7 @@ commands.retry_held = function(wanted, kind, now)
   for _, pair in ipairs(wanted) do
     for _, id in ipairs(call('ZRANGE', key('held', kind, pair), 0, -1)) do
       local row = run_rows.read(id)
-      if row and (row.wake_at == '' or (tonumber(row.wake_at) or math.huge) > tonumber(now)) then
+      if row and row.place ~= 'waiting' and (row.wake_at == '' or (tonumber(row.wake_at) or math.huge) > tonumber(now)) then
         run_rows.change(row, {wake_at = now})
         mark_changed(id)
         woken = woken + 1
