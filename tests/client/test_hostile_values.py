@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import Client, Context, Engine, EngineConfig, Retry, RunQuery, step, workflow
-from perdure.client.client import Run
+from perdure.client.run_handle import Run
 from perdure.errors import InvalidArgument, PerdureError
 from perdure.testing import Harness
 from perdure.workflows.start_options import StartOptions
