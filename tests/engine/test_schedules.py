@@ -3,6 +3,7 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from perdure.errors import RunInUse, WorkflowMisuse
 from perdure.model.records import RunRecord
 from perdure.model.schedule_records import KIND, MissedSlots, decode_schedule
 from perdure.stores.writes import CreateRun, PutDocument
-from perdure.testing import Harness, TestEngine, on_virtual_time
+from perdure.testing import TestEngine, on_virtual_time
 from perdure.workflows.definition import REGISTRY
 
 MINUTE = 60.0
@@ -74,7 +75,7 @@ def next_minute(clock) -> float:
 
 
 @virtual
-async def test_a_slot_starts_a_run_with_the_id_tags_and_time_of_the_slot(h: Harness):
+async def test_a_slot_starts_a_run_with_the_id_tags_and_time_of_the_slot(h):
     engine = await h.engine(report)
     start = next_minute(h.clock)
     await engine.schedule("s", report, "us", every=MINUTE, overlap="allow", tags={"team": "a"}, retention=5)
@@ -92,7 +93,7 @@ async def test_a_slot_starts_a_run_with_the_id_tags_and_time_of_the_slot(h: Harn
 
 
 @virtual
-async def test_three_engines_fire_a_thousand_slots_once(h: Harness):
+async def test_three_engines_fire_a_thousand_slots_once(h):
     creations: list[str] = []
     for _ in range(3):
         engine = await h.engine(report)
@@ -120,7 +121,7 @@ def record_creations(engine, creations: list[str]) -> None:
 
 
 @virtual
-async def test_a_worker_that_dies_between_plan_and_start_loses_no_slot(h: Harness):
+async def test_a_worker_that_dies_between_plan_and_start_loses_no_slot(h):
     first = await h.engine(report)
     start = next_minute(h.clock)
     await first.schedule("s", report, every=MINUTE, overlap="allow")
@@ -146,14 +147,14 @@ async def test_a_worker_that_dies_between_plan_and_start_loses_no_slot(h: Harnes
 
 
 @virtual
-async def test_a_plan_that_another_worker_has_made_starts_nothing(h: Harness):
+async def test_a_plan_that_another_worker_has_made_starts_nothing(h):
     engine = await h.engine(report)
     await engine.schedule("s", report, every=MINUTE, overlap="allow")
     commit = engine._session.store.commit
 
     async def change_first(batch):
         for write in batch:
-            if isinstance(write, PutDocument) and decode_schedule(write.body).pending:
+            if isinstance(write, PutDocument) and decode_schedule(write.body or b"").pending:
                 engine._session.store.commit = commit
                 await engine._session.store.commit([delete_of(write)])
         return await commit(batch)
@@ -168,7 +169,7 @@ def delete_of(write: PutDocument) -> PutDocument:
 
 
 @virtual
-async def test_a_damaged_schedule_does_not_keep_others_from_firing(h: Harness):
+async def test_a_damaged_schedule_does_not_keep_others_from_firing(h):
     engine = await h.engine(report)
     damaged = PutDocument(kind=KIND, id="a", base=0, body=b"{", write_id="w", due_at=h.clock.now())
     await h.store.commit([damaged])
@@ -179,7 +180,7 @@ async def test_a_damaged_schedule_does_not_keep_others_from_firing(h: Harness):
 
 
 @virtual
-async def test_a_taken_run_id_is_a_conflict_with_a_dead_letter(h: Harness):
+async def test_a_taken_run_id_is_a_conflict_with_a_dead_letter(h):
     engine = await h.engine(report)
     (name,) = names(next_minute(h.clock), [MINUTE])
     await h.drive(engine.execute(report, "mine", id=f"s/{name}"))
@@ -193,7 +194,7 @@ async def test_a_taken_run_id_is_a_conflict_with_a_dead_letter(h: Harness):
 
 
 @virtual
-async def test_without_schedules_a_sweep_costs_one_query(h: Harness):
+async def test_without_schedules_a_sweep_costs_one_query(h):
     engine = await h.engine(report)
     store, calls = engine._session.store, []
     documents = store.documents
@@ -221,7 +222,7 @@ async def test_without_schedules_a_sweep_costs_one_query(h: Harness):
     ],
 )
 def test_slots_that_pass_without_a_worker(catch_up, started, missed):
-    async def test(h: Harness) -> None:
+    async def test(h):
         client = await h.client()
         engine = await h.engine(report)
         start = next_minute(h.clock)
@@ -250,7 +251,7 @@ def test_slots_that_pass_without_a_worker(catch_up, started, missed):
 
 
 @virtual
-async def test_schedule_is_idempotent_and_reports_changes(h: Harness):
+async def test_schedule_is_idempotent_and_reports_changes(h):
     client = await h.client()
     await h.engine(report)
     start = next_minute(h.clock)
@@ -271,7 +272,7 @@ async def test_schedule_is_idempotent_and_reports_changes(h: Harness):
 
 
 @virtual
-async def test_an_edit_while_a_slot_is_due_starts_the_old_target_first(h: Harness):
+async def test_an_edit_while_a_slot_is_due_starts_the_old_target_first(h):
     client = await h.client()
     start = next_minute(h.clock)
     await client.schedule("s", report, "old", every=MINUTE, overlap="allow")
@@ -285,7 +286,7 @@ async def test_an_edit_while_a_slot_is_due_starts_the_old_target_first(h: Harnes
 
 
 @virtual
-async def test_pause_and_resume_across_slots(h: Harness):
+async def test_pause_and_resume_across_slots(h):
     engine = await h.engine(report)
     start = next_minute(h.clock)
     handle = await engine.schedule("s", report, every=MINUTE, overlap="allow")
@@ -309,7 +310,7 @@ async def test_pause_and_resume_across_slots(h: Harness):
 
 
 @virtual
-async def test_a_schedule_can_be_created_paused(h: Harness):
+async def test_a_schedule_can_be_created_paused(h):
     engine = await h.engine(report)
     handle = await engine.schedule("s", report, every=MINUTE, overlap="allow", paused=True)
     await h.clock.advance(3 * MINUTE)
@@ -318,7 +319,7 @@ async def test_a_schedule_can_be_created_paused(h: Harness):
 
 
 @virtual
-async def test_a_failed_run_pauses_the_schedule(h: Harness):
+async def test_a_failed_run_pauses_the_schedule(h):
     engine = await h.engine(broken_report)
     await engine.schedule("s", broken_report, every=MINUTE, overlap="allow", pause_on_failure=True)
     await h.clock.advance(4 * MINUTE)
@@ -329,7 +330,7 @@ async def test_a_failed_run_pauses_the_schedule(h: Harness):
 
 
 @virtual
-async def test_delete_starts_pending_slots_first(h: Harness):
+async def test_delete_starts_pending_slots_first(h):
     client = await h.client()
     start = next_minute(h.clock)
     await client.schedule("s", report, "old", every=MINUTE, overlap="allow")
@@ -345,7 +346,7 @@ async def test_delete_starts_pending_slots_first(h: Harness):
 
 
 @virtual
-async def test_slots_fire_when_no_worker_has_the_workflow(h: Harness):
+async def test_slots_fire_when_no_worker_has_the_workflow(h):
     @workflow(name="removed_report")
     async def removed(ctx: Context) -> None: ...
 
@@ -359,7 +360,7 @@ async def test_slots_fire_when_no_worker_has_the_workflow(h: Harness):
 
 
 @virtual
-async def test_a_run_gets_the_highest_version_of_a_live_worker(h: Harness):
+async def test_a_run_gets_the_highest_version_of_a_live_worker(h):
     @workflow(name="versioned_report", version=1)
     async def old(ctx: Context) -> int:
         return 1
@@ -381,7 +382,7 @@ async def test_a_run_gets_the_highest_version_of_a_live_worker(h: Harness):
 
 
 @virtual
-async def test_allow_runs_both(h: Harness):
+async def test_allow_runs_both(h):
     engine = await h.engine(long_report)
     await engine.schedule("s", long_report, every=MINUTE, overlap="allow")
     await h.clock.advance(3 * MINUTE)
@@ -391,7 +392,7 @@ async def test_allow_runs_both(h: Harness):
 
 
 @virtual
-async def test_terminate_ends_the_run_of_the_slot_before(h: Harness):
+async def test_terminate_ends_the_run_of_the_slot_before(h):
     engine = await h.engine(long_report)
     await engine.schedule("s", long_report, every=MINUTE, overlap="terminate")
     await h.clock.advance(3 * MINUTE)
@@ -403,7 +404,7 @@ async def test_terminate_ends_the_run_of_the_slot_before(h: Harness):
 
 
 @virtual
-async def test_trigger_starts_a_run_beside_the_rule(h: Harness):
+async def test_trigger_starts_a_run_beside_the_rule(h):
     engine = await h.engine(report)
     await engine.schedule("s", report, "us", cron="0 0 1 1 *", overlap="allow")
     run = await engine.trigger_schedule("s")
@@ -422,7 +423,7 @@ async def test_trigger_starts_a_run_beside_the_rule(h: Harness):
 
 
 @virtual
-async def test_backfill_starts_the_slots_of_a_time_that_have_no_run(h: Harness):
+async def test_backfill_starts_the_slots_of_a_time_that_have_no_run(h):
     engine = await h.engine(report)
     start = next_minute(h.clock)
     await engine.schedule("s", report, every=MINUTE, overlap="allow")
@@ -439,7 +440,7 @@ async def test_backfill_starts_the_slots_of_a_time_that_have_no_run(h: Harness):
 
 
 @virtual
-async def test_replaying_the_dead_letter_of_missed_slots_starts_them(h: Harness):
+async def test_replaying_the_dead_letter_of_missed_slots_starts_them(h):
     client = await h.client()
     start = next_minute(h.clock)
     await client.schedule("s", report, every=MINUTE, overlap="allow", catch_up=0)
@@ -457,7 +458,7 @@ async def test_replaying_the_dead_letter_of_missed_slots_starts_them(h: Harness)
 
 
 @virtual
-async def test_internal_runs_are_hidden_and_accept_few_requests(h: Harness):
+async def test_internal_runs_are_hidden_and_accept_few_requests(h):
     client = await h.client()
     start = datetime.fromtimestamp(h.clock.now(), UTC) - timedelta(hours=1)
     await client.schedule("s", report, every=MINUTE, overlap="allow")
@@ -471,8 +472,9 @@ async def test_internal_runs_are_hidden_and_accept_few_requests(h: Harness):
         client.fork(run.id, "start_page"),
         client.rewind(run.id, "start_page"),
         client.delete(run.id),
+        client.tag(run.id, {"a": "b"}),
     ):
-        with pytest.raises(WorkflowMisuse, match="is internal and cannot be used with"):
+        with pytest.raises(WorkflowMisuse, match="is perdure's own and cannot be"):
             await call
     with pytest.raises(InvalidArgument, match="must not begin with '~'"):
         await client.start("~backfill", {})
@@ -489,7 +491,7 @@ async def test_internal_runs_are_hidden_and_accept_few_requests(h: Harness):
 
 
 @virtual
-async def test_a_worker_of_any_pool_serves_internal_runs(h: Harness):
+async def test_a_worker_of_any_pool_serves_internal_runs(h):
     client = await h.client()
     start = datetime.fromtimestamp(h.clock.now(), UTC) - timedelta(hours=1)
     await client.schedule("s", report, every=MINUTE, overlap="allow", paused=True)
@@ -500,7 +502,7 @@ async def test_a_worker_of_any_pool_serves_internal_runs(h: Harness):
 
 
 @virtual
-async def test_bad_backfills_are_refused(h: Harness):
+async def test_bad_backfills_are_refused(h):
     client = await h.client()
     now = datetime.fromtimestamp(h.clock.now(), UTC)
     await client.schedule("s", report, every=MINUTE, overlap="allow")
@@ -518,14 +520,14 @@ async def test_bad_backfills_are_refused(h: Harness):
 
 
 @virtual
-async def test_the_run_of_a_pending_slot_is_not_deleted(h: Harness):
+async def test_the_run_of_a_pending_slot_is_not_deleted(h):
     client = await h.client()
     start = next_minute(h.clock)
     await client.schedule("s", report, "old", every=MINUTE, overlap="allow")
     await h.clock.advance(start + MINUTE + 5 - h.clock.now())
     await client.schedule("s", report, "new", every=MINUTE, overlap="allow")  # makes the due slot pending
     slot = datetime.fromtimestamp(start + MINUTE, UTC)
-    tags = {"perdure.schedule": "s", "perdure.slot": slot}
+    tags: dict[str, Any] = {"perdure.schedule": "s", "perdure.slot": slot}
     record = RunRecord(
         id="s/x", workflow="report", version=1, input=b"{}", created_at=0.0, created_by="", seed=0, tags=tags
     )
@@ -538,7 +540,7 @@ async def test_the_run_of_a_pending_slot_is_not_deleted(h: Harness):
 
 
 @virtual
-async def test_a_clock_that_jumps_ahead_and_back_fires_no_slot_twice(h: Harness):
+async def test_a_clock_that_jumps_ahead_and_back_fires_no_slot_twice(h):
     creations: list[str] = []
     engine = await h.engine(report)
     record_creations(engine, creations)
@@ -574,7 +576,7 @@ def declared(name: str, **rule):
 
 
 @virtual
-async def test_a_declared_schedule_is_created_and_changed_when_a_worker_opens_the_store(h: Harness):
+async def test_a_declared_schedule_is_created_and_changed_when_a_worker_opens_the_store(h):
     first = await h.engine(declared("declared_one"))
     description = await first.get_schedule("declared_one")
     assert description.declared_by.endswith("declared.<locals>.tick")
@@ -587,7 +589,7 @@ async def test_a_declared_schedule_is_created_and_changed_when_a_worker_opens_th
 
 
 @virtual
-async def test_an_id_that_is_declared_and_created_by_a_call_is_a_conflict(h: Harness):
+async def test_an_id_that_is_declared_and_created_by_a_call_is_a_conflict(h):
     client = await h.client()
     await client.schedule("declared_two", report, every=MINUTE, overlap="allow")
     with pytest.raises(ScheduleConflict, match="was created by a call of schedule"):
@@ -616,10 +618,10 @@ def test_a_declared_schedule_needs_a_workflow_without_required_parameters():
 
 
 @virtual
-async def test_bad_calls_are_refused_and_store_nothing(h: Harness):
+async def test_bad_calls_are_refused_and_store_nothing(h):
     client = await h.client()
     past = datetime.fromtimestamp(h.clock.now(), UTC) - timedelta(days=1)
-    refused = [
+    refused: list[Any] = [
         (InvalidArgument, "end_at is in the past", ("s", report), {"every": 5, "end_at": past}),
         (InvalidArgument, "^at: the schedule never fires", ("s", report), {"at": past}),
         (InvalidArgument, "never fires", ("s", report), {"cron": "0 0 30 2 *"}),
@@ -649,7 +651,7 @@ async def test_bad_calls_are_refused_and_store_nothing(h: Harness):
 
 
 @virtual
-async def test_an_unchanged_schedule_that_has_ended_is_accepted(h: Harness):
+async def test_an_unchanged_schedule_that_has_ended_is_accepted(h):
     engine = await h.engine(report)
     soon = datetime.fromtimestamp(h.clock.now() + 30, UTC)
     await engine.schedule("s", report, at=soon, overlap="allow")
@@ -686,7 +688,7 @@ async def statuses_of(engine, schedule: str = "s") -> list[str]:
 
 
 @virtual
-async def test_skip_starts_no_run_while_the_last_one_is_open(h: Harness):
+async def test_skip_starts_no_run_while_the_last_one_is_open(h):
     engine = await h.engine(long_report)
     start = next_minute(h.clock)
     await engine.schedule("s", long_report, every=MINUTE)
@@ -700,7 +702,7 @@ async def test_skip_starts_no_run_while_the_last_one_is_open(h: Harness):
 
 
 @virtual
-async def test_a_triggered_run_counts_for_skip(h: Harness):
+async def test_a_triggered_run_counts_for_skip(h):
     engine = await h.engine(long_report)
     await engine.schedule("s", long_report, every=MINUTE)
     run = await engine.trigger_schedule("s")
@@ -713,7 +715,7 @@ async def test_a_triggered_run_counts_for_skip(h: Harness):
 
 
 @virtual
-async def test_queue_starts_all_one_after_another(h: Harness):
+async def test_queue_starts_all_one_after_another(h):
     engine = await h.engine(long_report)
     start = next_minute(h.clock)
     await engine.schedule("s", long_report, every=MINUTE, overlap="queue", limit=3)
@@ -728,7 +730,7 @@ async def test_queue_starts_all_one_after_another(h: Harness):
 
 
 @virtual
-async def test_latest_keeps_only_the_newest_waiting_run(h: Harness):
+async def test_latest_keeps_only_the_newest_waiting_run(h):
     engine = await h.engine(long_report)
     start = next_minute(h.clock)
     await engine.schedule("s", long_report, every=MINUTE, overlap="latest")
@@ -740,7 +742,7 @@ async def test_latest_keeps_only_the_newest_waiting_run(h: Harness):
 
 
 @virtual
-async def test_cancel_ends_the_old_run_and_the_new_one_waits_for_its_end(h: Harness):
+async def test_cancel_ends_the_old_run_and_the_new_one_waits_for_its_end(h):
     cleaned = []
 
     @workflow(name="tidy_report")
@@ -763,7 +765,7 @@ async def test_cancel_ends_the_old_run_and_the_new_one_waits_for_its_end(h: Harn
 
 
 @virtual
-async def test_schedules_do_not_wait_for_each_other(h: Harness):
+async def test_schedules_do_not_wait_for_each_other(h):
     engine = await h.engine(long_report)
     for n in range(5):
         await engine.schedule(f"s{n}", long_report, every=MINUTE)
@@ -773,7 +775,7 @@ async def test_schedules_do_not_wait_for_each_other(h: Harness):
 
 
 @virtual
-async def test_runs_of_a_schedule_wait_in_the_queue_that_is_given(h: Harness):
+async def test_runs_of_a_schedule_wait_in_the_queue_that_is_given(h):
     reports = WorkQueue("scheduled_reports", concurrency=1)
     engine = await h.engine(long_report, queues=[reports])
     for n in range(2):
@@ -790,7 +792,7 @@ async def test_runs_of_a_schedule_wait_in_the_queue_that_is_given(h: Harness):
 
 
 @virtual
-async def test_the_queue_of_a_workflow_applies_to_its_schedule(h: Harness):
+async def test_the_queue_of_a_workflow_applies_to_its_schedule(h):
     own = WorkQueue("queue_of_queued_report", concurrency=1)
 
     @workflow(name="queued_report", queue=own)
@@ -805,7 +807,7 @@ async def test_the_queue_of_a_workflow_applies_to_its_schedule(h: Harness):
 
 
 @virtual
-async def test_backfill_queues_by_default(h: Harness):
+async def test_backfill_queues_by_default(h):
     engine = await h.engine(long_report)
     now = datetime.fromtimestamp(next_minute(h.clock), UTC)
     await engine.schedule("s", long_report, every=MINUTE, paused=True)

@@ -75,7 +75,7 @@ PERIODS = [
 
 @pytest.mark.parametrize(("zone", "first_day"), PERIODS)
 def test_matches_equal_those_of_the_model(zone, first_day):
-    start = datetime(*first_day, tzinfo=UTC)
+    start = datetime(first_day[0], first_day[1], first_day[2], tzinfo=UTC)
     end = start + timedelta(days=5)
     differences = [text for text in EXPRESSIONS if found(text, zone, start, end) != model(text, zone, start, end)]
     assert differences == []

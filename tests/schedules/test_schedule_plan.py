@@ -282,7 +282,7 @@ def test_a_second_pause_keeps_the_first_reason():
     assert again.schedule.paused == PAUSE
 
 
-def failed(run_id: str) -> RunRecord:
+def failed(run_id) -> RunRecord:
     return RunRecord(
         id=run_id, workflow="w", version=1, input=b"", created_at=T0, created_by="", seed=0, status=RunStatus.FAILED
     )
@@ -398,7 +398,7 @@ def test_every_slot_is_planned_once_missed_or_in_a_pause(steps, catch_up, jitter
             planned = pause_schedule("s", stored, SchedulePause("x", "", now), token=f"{now}", sweep=SWEEP)
         elif action == "resume":
             if stored.paused is not None:
-                first = stored.next_slot
+                first = stored.next_slot or 0.0
                 ignored |= {first + 60 * n for n in range(1000) if first + 60 * n <= now}
             planned = resume_schedule("s", stored, now, catch_up=False, token=f"{now}", sweep=SWEEP)
         elif action == "edit":

@@ -279,11 +279,7 @@ class Client(StartCalls, ScheduleCalls):
         return Run(await self._control.fork(run_id, location, id), self, None, created=True)
 
     async def trigger_schedule(self, id: str, overlap: Overlap | None = None) -> Run[Any]:
-        """Start a run of a schedule now, beside its rule, under the id `<schedule>/now-<token>`.
-
-        The overlap rule of the schedule applies, or the given one. With "skip", an open run is returned instead. Raises
-        `ScheduleNotFound`.
-        """
+        """Start a run of a schedule now, beside its rule. With "skip", an open run is returned instead."""
         run_id, created = await self._schedules.trigger(id, overlap)
         return Run(run_id, self, None, created=created)
 

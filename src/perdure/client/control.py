@@ -71,7 +71,7 @@ class ControlClient:
 
     async def terminate(self, run_id: str) -> bool:
         run_id = check_name("a run's id", run_id)
-        retention = await self._read_retention(run_id, refused_action="terminate")
+        retention = await self._read_retention(run_id, refused_action="terminated")
         result = await self._end(run_id, retention, only_if_not_started=False)
         return isinstance(result, Committed)
 
@@ -79,7 +79,7 @@ class ControlClient:
         session = self._session
         for _ in range(MAX_TAG_ATTEMPTS):
             record = await session.get_run(run_id)
-            refuse_internal(record, "tag")
+            refuse_internal(record, "tagged")
             changes = check_tag_changes(given, named, tags=record.tags)
             result = await session.committer.write(TagRun(run_id=record.id, tags=changes))
             if isinstance(result, Superseded):  # its worker applies the change, in order with the run's own
@@ -98,7 +98,7 @@ class ControlClient:
         if found is None:
             raise RunNotFound(run_id)
         if isinstance(found, RunRecord):
-            refuse_internal(found, "delete")
+            refuse_internal(found, "deleted")
             await self._refuse_pending_slot(found)
         for _ in range(MAX_DELETE_ATTEMPTS):
             result = await session.read(lambda: session.store.delete_run(run_id))
@@ -139,7 +139,7 @@ class ControlClient:
         session, turn_id = self._session, new_token()
         for _ in range(MAX_REWIND_ATTEMPTS):
             snapshot = await session.load_snapshot(run_id)
-            refuse_internal(snapshot.record, "rewind")
+            refuse_internal(snapshot.record, "rewound")
             write = plan_rewind(snapshot, location, now=session.clock.now(), turn_id=turn_id)
             if isinstance(await session.committer.write(write), Committed):
                 self._notify_changed(run_id)
@@ -155,7 +155,7 @@ class ControlClient:
         session, location = self._session, check_text("a location", location)
         chosen_id = None if new_id is None else check_name("a run's id", new_id)
         snapshot, now = await session.load_snapshot(run_id), session.clock.now()
-        refuse_internal(snapshot.record, "fork")
+        refuse_internal(snapshot.record, "forked")
         fork_id = chosen_id or new_run_id(now)
         shard = shard_of(fork_id, session.config.shards)
         write = plan_fork(snapshot, location, run_id=fork_id, created_by=new_creation_id(), shard=shard, now=now)

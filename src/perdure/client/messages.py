@@ -55,7 +55,7 @@ class MessageClient:
         message = build_message(options, body, event_id=name, sent_at=now, wants_reply=wants_reply)
         run_id = check_name("a run's id", run_id)
         if is_internal_name(run_id) and (record := await session.find_run(run_id)) is not None:
-            refuse_internal(record, "send")
+            refuse_internal(record, "sent to")
         result = await session.deliver(run_id, message, session.config.max_pending_events)
         raise_for_delivery(run_id, result, message.name)
         return name

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from perdure.errors import WorkflowMisuse
+from perdure.errors import InvalidArgument
 from perdure.model.records import RunRecord
 from perdure.workflows.definition import Workflow, WorkflowOptions
 from perdure.workflows.registry import Registry
@@ -39,13 +39,9 @@ def is_internal_name(name: str) -> bool:
 
 
 def refuse_internal(record: RunRecord, action: str) -> None:
-    """Raise `WorkflowMisuse` if the run is internal and so does not accept this action."""
+    """Raise `InvalidArgument` if the run is internal. `action` is what it does not accept: "forked", "sent to"."""
     if is_internal_name(record.workflow):
-        refuse_internal_id(record.id, action)
-
-
-def refuse_internal_id(run_id: str, action: str) -> None:
-    """Raise `WorkflowMisuse` for an internal run, or a run with a reserved id."""
-    raise WorkflowMisuse(
-        f"run {run_id!r} is internal and cannot be used with {action}; internal runs accept cancel, pause and resume"
-    )
+        raise InvalidArgument(
+            f"run {record.id!r} of {record.workflow!r} is perdure's own and cannot be {action}; "
+            "it can be cancelled, paused and resumed"
+        )
