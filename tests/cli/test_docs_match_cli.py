@@ -26,9 +26,9 @@ SECTIONS = {
 
 SHAPES = (
     *("run", "hold", "reason", "entry", "error", "dead letter", "worker", "finding", "lint finding"),
-    *("incompatible run", "rejected request", "queue", "queue limits", "queue pause", "slot holders", "waiting run"),
+    *("incompatible run", "rejected request", "schedule", "schedule pause", "slot"),
 )
-GROUPS = ("dead-letters", "queues")  # commands with subcommands
+GROUPS = ("dead-letters", "schedules")
 PROGRAM: Any = typer.main.get_command(app)
 
 

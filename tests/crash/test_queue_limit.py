@@ -13,8 +13,8 @@ from tests.crash.process_harness import STORES, Scenario, scenario
 from tests.crash.programs.queue_worker import LOCKS, NAME, locked_run
 
 LEASE = 2.0
-RUNS = 60
 KILLS = 3
+RUNS_PER_KILL = 20
 
 
 def start_worker(here: Scenario, concurrency: int) -> subprocess.Popen[bytes]:
@@ -29,10 +29,10 @@ def start_worker(here: Scenario, concurrency: int) -> subprocess.Popen[bytes]:
     return worker
 
 
-def start_runs(here: Scenario, count: int) -> None:
+def start_runs(here: Scenario, numbers: range) -> None:
     async def main() -> None:
         async with Client(here.url) as client:
-            for number in range(count):
+            for number in numbers:
                 await client.start(locked_run, str(here.log), id=f"run-{number}", queue=NAME)
 
     asyncio.run(main())
@@ -54,20 +54,26 @@ def is_in_a_body(here: Scenario, pid: int) -> bool:
     return own.count(False) > own.count(True)
 
 
+def worker_in_a_body(here: Scenario, workers: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Wait until one of the workers executes a body, and return it."""
+    found: subprocess.Popen[bytes] = here.until(
+        lambda: next((each for each in workers if is_in_a_body(here, each.pid)), None), "a worker executes a body"
+    )
+    return found
+
+
 @pytest.mark.parametrize("kind", STORES)
 def test_never_more_bodies_run_than_the_queue_allows_while_workers_are_killed(kind: str, tmp_path: Path) -> None:
     with scenario(tmp_path, kind) as here:
         workers, killed_in_a_body = [start_worker(here, LOCKS) for _ in range(3)], 0
-        start_runs(here, RUNS)
         for kill in range(KILLS):
-            done = RUNS * 2 * (kill + 1) // (KILLS + 2)
-            here.until(lambda done=done: len(here.effects("done")) >= done, "runs execute")
-            victim = workers.pop(0)
-            here.until(lambda victim=victim: is_in_a_body(here, victim.pid), "the worker executes a body")
+            first = kill * RUNS_PER_KILL
+            start_runs(here, range(first, first + RUNS_PER_KILL))
+            victim = worker_in_a_body(here, workers)
             here.kill(victim)
             killed_in_a_body += is_in_a_body(here, victim.pid)
-            workers.append(start_worker(here, LOCKS))
-        here.until(lambda: len(here.results()) == RUNS, "all runs end")
+            workers[workers.index(victim)] = start_worker(here, LOCKS)
+        here.until(lambda: len(here.results()) == KILLS * RUNS_PER_KILL, "all runs end")
 
         assert killed_in_a_body > 0
         assert not here.effects("exceeded")
@@ -79,5 +85,5 @@ def test_never_more_bodies_run_than_the_queue_allows_while_workers_are_killed(ki
 def test_the_file_locks_find_a_fourth_body(tmp_path: Path) -> None:
     with scenario(tmp_path, "sqlite") as here:
         start_worker(here, LOCKS + 1)
-        start_runs(here, 12)
+        start_runs(here, range(12))
         here.until(lambda: here.effects("exceeded"), "four bodies run at once")

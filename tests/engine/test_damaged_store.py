@@ -79,8 +79,7 @@ async def start_all(h: Harness) -> None:
     for definition in (ended, sleeps, receives, parent, deferred, timeout):
         await h.drive(engine.start(definition.options(id=definition.name.removeprefix("damaged."))))
     for id, delay in zip(QUEUED, (0, 0, 50), strict=True):
-        tags = {"tenant": "acme", "amount": 5}
-        await h.drive(engine.start(queued.options(id=id, delay=delay, tags=tags)))
+        await h.drive(engine.start(queued, id=id, delay=delay, tags={"tenant": "acme", "amount": 5}))
         await h.clock.advance(1)
 
 

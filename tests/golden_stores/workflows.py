@@ -194,7 +194,7 @@ QUEUED: dict[str, dict[str, Any]] = {
     "golden.delayed": {"delay": 600},
     "golden.partition": {"queue": PARTITIONED},
 }
-TAGS = {"tenant": "acme", "amount": 500, "urgent": True, "due": datetime(2026, 12, 24, tzinfo=UTC)}
+TAGS: dict[str, Any] = {"tenant": "acme", "amount": 500, "urgent": True, "due": datetime(2026, 12, 24, tzinfo=UTC)}
 DOCUMENT = PutDocument(kind="golden", id="settings", base=0, body=b'{"a":1}', write_id="first", due_at=1.0)
 
 FIRST: tuple[Workflow[Any, Any], ...] = (

@@ -11,6 +11,7 @@ import perdure
 from tests.tidy.sources import PACKAGE
 
 PUBLIC = {
+    *("Schedule", "Calendar", "ScheduleConflict", "ScheduleNotFound"),
     # what one writes and calls
     "workflow",
     "step",

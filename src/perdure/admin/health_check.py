@@ -8,7 +8,7 @@ nothing; `perdure.admin.repair` repairs what it finds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import timedelta
 from functools import partial
 
@@ -27,6 +27,7 @@ from perdure.admin.run_progress import (
     unhandled_kinds,
     waits_for_runs_only,
 )
+from perdure.admin.schedule_checks import add_undeclared, find_undeclared
 from perdure.admin.store_views import ENDED, PAGE, Progress, pages_of
 from perdure.client.client import Client
 from perdure.clock import to_datetime
@@ -45,8 +46,17 @@ CHECKED_WAKE_UPS = 100  # runs per pool that must be found by the search for due
 WARN_AT = 0.8  # fraction of a limit
 
 
-async def check_health(client: Client, *, deep: bool = False, progress: Progress | None = None) -> HealthReport:
-    """Check the store. With `deep`, also read the histories of all open runs, and all ended runs."""
+async def check_health(
+    client: Client,
+    *,
+    deep: bool = False,
+    progress: Progress | None = None,
+    declared_schedules: Set[str] | None = None,
+) -> HealthReport:
+    """Check the store. With `deep`, also read the histories of all open runs, and all ended runs.
+
+    `declared_schedules` are the ids of the schedules that the code declares, if the code is known.
+    """
     queues = await client._session.read(client._session.store.queues)
     check = _HealthCheck(client, await _read_state(client), queues)
     async for page in pages_of(client):
@@ -63,6 +73,8 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
     await check.check_wait_cycles()
     await check.check_due_index()
     check.add_aggregates()
+    if declared_schedules is not None:
+        add_undeclared(check.findings, await find_undeclared(client, declared_schedules))
     await check.check_finalization()
     await check.queues.check_queues()
     await check.check_clocks()

@@ -10,6 +10,7 @@ from perdure.admin.store_views import is_alive
 from perdure.model.queue_records import QueueSummary
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord, RunStatus, Wait, WorkerRecord
 from perdure.stores.results import UnreadableRun
+from perdure.workflows.internal import is_internal_name
 
 STALLED_AFTER_SECONDS = 120.0  # without any step that executes, a worker writes to its runs much more often
 TIMER_TOLERANCE_SECONDS = 1.0
@@ -31,6 +32,8 @@ class StoreState:
 
     def serves(self, record: RunRecord) -> bool:
         """Return whether a live worker of the run's pool has its workflow and version."""
+        if is_internal_name(record.workflow):  # every worker serves internal runs
+            return any(map(self.is_alive, self.workers))
         wanted = (record.workflow, record.version)
         return any(
             wanted in worker.workflows and worker.pool == record.pool and self.is_alive(worker.id)

@@ -19,6 +19,7 @@ from perdure.cli import (
     messages,
     queues,
     runs,
+    schedules,
     start,
     transfer,
     workers,
@@ -114,6 +115,8 @@ for panel, commands in COMMANDS.items():
     for name, command in commands.items():
         example = f"Example: {EXAMPLES[name]}" if name in EXAMPLES else None
         app.command(name, rich_help_panel=panel, epilog=example)(command)
+    if panel == RUNS:
+        app.add_typer(schedules.schedules, name="schedules", rich_help_panel=panel)
     if panel == EVENTS:
         app.add_typer(dead_letters.dead_letters, name="dead-letters", rich_help_panel=panel)
     if panel == RUNS:

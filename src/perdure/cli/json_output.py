@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from perdure.admin.lint import LintFinding
     from perdure.admin.store_views import RejectedRequest, WorkerView
     from perdure.client.queue_views import QueueDescription, QueueLimits, WaitingRun
+    from perdure.client.schedule_views import ScheduleDescription
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
     from perdure.model.records import Hold
     from perdure.workflows.types import ErrorView
@@ -52,6 +53,13 @@ QUEUE_PAUSE = ("by", "reason", "since")
 SLOT_HOLDERS = ("executing", "suspended", "held", "held_runs")
 WAITING_RUN = ("run_id", "partition", "priority", "since", "position", "cursor", "eligible_at", "expires_at")
 REJECTED_REQUEST = ("event_id", "event_name", "at", "type", "message")
+SCHEDULE = (
+    *("id", "workflow", "input", "rule", "tz", "overlap", "catch_up", "limit", "next_slots", "pending", "finished"),
+    *("started", "skipped", "missed", "conflicts", "triggered", "last_run", "declared_by", "created_at", "tags"),
+    *("queue", "note", "pause_on_failure"),
+)
+SCHEDULE_PAUSE = ("by", "reason", "since")
+SLOT = ("slot", "outcome", "run_id", "last", "count")
 WORKER = ("id", "pool", "alive", "runs", "pid", "host", "started_at", "lease_until", "workflows")
 FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
 LINT_FINDING = ("path", "line", "workflow", "text", "remedy")
@@ -98,6 +106,11 @@ def rejected_shape(rejected: RejectedRequest) -> Shape:
 
 def dead_letter_shape(dead_letter: DeadLetterView[Any]) -> Shape:
     return _shape(dead_letter, DEAD_LETTER)
+
+
+def schedule_shape(schedule: ScheduleDescription) -> Shape:
+    paused = None if schedule.paused is None else _shape(schedule.paused, SCHEDULE_PAUSE)
+    return _shape(schedule, SCHEDULE, paused=paused, recent=[_shape(each, SLOT) for each in schedule.recent])
 
 
 def queue_shape(queue: QueueDescription) -> Shape:

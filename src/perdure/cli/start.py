@@ -19,7 +19,8 @@ from perdure.cli.settings import existing_store, store_url
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from perdure.client.client import Client, Run
+    from perdure.client.client import Client
+    from perdure.client.run_handle import Run
     from perdure.client.views import RunDescription
     from perdure.workflows.definition import Workflow
     from perdure.workflows.start_options import StartKeywords, StartOptions

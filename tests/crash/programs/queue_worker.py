@@ -18,7 +18,7 @@ from tests.crash.effect_log import effect
 
 LOCKS = 3
 NAME = "locked"
-BODY_SECONDS = 0.05
+BODY_SECONDS = 0.1
 
 
 @contextmanager
