@@ -625,7 +625,8 @@ async def test_children_wait_in_queues(h):
     run = await engine.start(parent)
     await h.settle()
     assert GATE.most == 1
-    assert await finish(h, [run]) == [["a", "a", "a", "b"]]
+    GATE.opened.set()
+    assert await h.run_to_end(run) == ["a", "a", "a", "b"]
     assert GATE.most == 1
 
 
