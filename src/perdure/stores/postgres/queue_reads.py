@@ -45,7 +45,8 @@ def _first_partition(queue: str, pk: str, cap: str) -> str:
         FROM (
             SELECT count(*) FROM (
                 SELECT 1 FROM {{schema}}.places w
-                WHERE w.queue_pk = {pk} AND w.partition = '' AND NOT w.held AND w.eligible_at IS NULL LIMIT {cap}
+                WHERE w.queue_pk = {pk} AND w.partition = '' AND NOT w.held AND w.eligible_at IS NULL
+                ORDER BY w.priority, w.number LIMIT {cap}
             ) AS x
         ) AS w
         CROSS JOIN LATERAL (
@@ -106,18 +107,22 @@ QUEUE_VIEW = f"""
     )
     SELECT q.name, q.version, q.state, q.declared, q.override, q.paused, q.taken, slots.held, slots.active,
            (SELECT count(*) FROM (
-                SELECT 1 FROM {{schema}}.places p WHERE p.queue_pk = {_PK} AND p.eligible_at <= $2 LIMIT $3) AS x),
+                SELECT 1 FROM {{schema}}.places p WHERE p.queue_pk = {_PK} AND p.eligible_at <= $2
+                ORDER BY p.eligible_at LIMIT $3) AS x),
            expired.ids, least({_next_at(_PK)}, (SELECT f.ready_at FROM first f)), ready.*
     FROM q, slots, expired, ready"""
 
-# The cost of an idle queue is that of a few lookups.
+# The cost of an idle queue is that of a few lookups: ORDER BY makes the planner use the indexes, instead of a scan that
+# expects an early match.
 QUEUES = f"""
     SELECT q.name, q.version, q.state, q.declared, q.override, q.paused,
            {{schema}}.waiting_places(q.pk, q.count_cap),
            (SELECT count(*) FROM (
-                SELECT 1 FROM {{schema}}.places p WHERE p.queue_pk = q.pk AND p.held LIMIT {COUNT_CAP}) AS x),
-           first.partition IS NOT NULL AND first.ready_at IS NULL OR EXISTS (
-               SELECT FROM {{schema}}.partitions p WHERE p.queue_pk = q.pk AND p.is_listed AND p.ready_at IS NULL),
+                SELECT 1 FROM {{schema}}.places p WHERE p.queue_pk = q.pk AND p.held
+                ORDER BY p.partition LIMIT {COUNT_CAP}) AS x),
+           first.partition IS NOT NULL AND first.ready_at IS NULL OR (
+               SELECT true FROM {{schema}}.partitions p WHERE p.queue_pk = q.pk AND p.is_listed AND p.ready_at IS NULL
+               ORDER BY p.turn LIMIT 1) IS NOT NULL,
            q.is_full, least({_next_at("q.pk")}, first.ready_at)
     FROM {{schema}}.queues q
     LEFT JOIN LATERAL ({_first_partition("q", "q.pk", "1")}) AS first ON true

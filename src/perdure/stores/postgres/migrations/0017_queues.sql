@@ -9,8 +9,8 @@
 -- counter would be such a shared row, so its places are counted when the queue is viewed (`is_counted` is false).
 --
 -- Locks are taken in one order: topics by name, runs by id, dedupe keys, partitions, queues by name, new runs by id.
--- All of them are taken before the first write. The lock on a run's row protects its place. Admissions lock further runs,
--- but only without waiting (SKIP LOCKED). So no two transactions wait for each other.
+-- All of them are taken before the first write. The lock on a run's row protects its place. Admissions lock further
+-- runs, but only without waiting (SKIP LOCKED). So no two transactions wait for each other.
 
 CREATE TABLE queues (
     pk             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -56,6 +56,7 @@ CREATE INDEX places_held ON places (queue_pk, partition) WHERE held;
 CREATE INDEX places_by_key ON places (queue_pk, dedupe) WHERE dedupe IS NOT NULL;
 
 CREATE TABLE partitions (
+    pk         bigint GENERATED ALWAYS AS IDENTITY UNIQUE,  -- the order in which partitions are locked
     queue_pk   bigint NOT NULL,
     partition  text COLLATE "C" NOT NULL,
     is_counted boolean NOT NULL,
@@ -142,37 +143,51 @@ $$;
 -- Lock counted partitions, given as pairs of queue and name, in the order of their keys. Creates missing ones.
 CREATE FUNCTION lock_partitions(of_queues text[], names text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    pks bigint[];
-    keys text[];
+    wanted_queues bigint[];
+    wanted_names text[];
     turns bigint[];
+    found_pks bigint[];
     locked bigint;
 BEGIN
     SELECT array_agg(w.pk ORDER BY w.pk, w.name), array_agg(w.name ORDER BY w.pk, w.name),
            array_agg(w.last_turn + 1 ORDER BY w.pk, w.name)
-    INTO pks, keys, turns
+    INTO wanted_queues, wanted_names, turns
     FROM (
         SELECT DISTINCT q.pk, n.name COLLATE "C" AS name, q.last_turn
         FROM unnest(of_queues, names) AS n (queue, name)
         CROSS JOIN LATERAL (SELECT * FROM queues x WHERE x.name = n.queue OFFSET 0) AS q
         WHERE q.is_partitioned OR n.name <> ''
     ) AS w;
-    IF pks IS NULL THEN
+    IF wanted_queues IS NULL THEN
         RETURN;
     END IF;
     LOOP
-        INSERT INTO partitions (queue_pk, partition, is_counted, turn)
-        SELECT w.pk, w.name, true, w.turn FROM unnest(pks, keys, turns) AS w (pk, name, turn)
-        WHERE NOT EXISTS (SELECT FROM partitions p WHERE p.queue_pk = w.pk AND p.partition = w.name COLLATE "C")
-        ORDER BY w.pk, w.name COLLATE "C"
-        ON CONFLICT DO NOTHING;
-        PERFORM FROM unnest(pks, keys) AS w (pk, name)
-        JOIN partitions p ON p.queue_pk = w.pk AND p.partition = w.name COLLATE "C"
-        ORDER BY p.queue_pk, p.partition FOR NO KEY UPDATE OF p;
+        found_pks := partition_pks(wanted_queues, wanted_names);
+        IF array_position(found_pks, NULL) IS NOT NULL THEN
+            INSERT INTO partitions (queue_pk, partition, is_counted, turn)
+            SELECT w.queue_pk, w.name, true, w.turn
+            FROM unnest(wanted_queues, wanted_names, turns, found_pks) AS w (queue_pk, name, turn, found)
+            WHERE w.found IS NULL ORDER BY w.queue_pk, w.name COLLATE "C"
+            ON CONFLICT DO NOTHING;
+            found_pks := partition_pks(wanted_queues, wanted_names);
+        END IF;
+        PERFORM FROM partitions p WHERE p.pk = ANY (found_pks) ORDER BY p.pk FOR NO KEY UPDATE;
         GET DIAGNOSTICS locked = ROW_COUNT;
-        EXIT WHEN locked = cardinality(pks);  -- otherwise `prune_runs` has just deleted one
+        EXIT WHEN locked = cardinality(found_pks);  -- otherwise `prune_runs` has just deleted one
     END LOOP;
 END;
 $$;
+
+-- The keys of partitions in the given order, NULL for a missing one. OFFSET 0: looks up each one separately, here and
+-- below. A plan made while there were few rows may otherwise scan all of them for each write.
+CREATE FUNCTION partition_pks(of_queues bigint[], names text[]) RETURNS bigint[] LANGUAGE sql VOLATILE
+BEGIN ATOMIC
+    SELECT array_agg(p.pk ORDER BY w.nth)
+    FROM unnest(of_queues, names) WITH ORDINALITY AS w (queue_pk, name, nth)
+    LEFT JOIN LATERAL (
+        SELECT x.pk FROM partitions x WHERE x.queue_pk = w.queue_pk AND x.partition = w.name COLLATE "C" OFFSET 0
+    ) AS p ON true;
+END;
 
 -- Take the locks of a batch that come after those of its runs. `leaving` are locked runs that may leave their queues.
 CREATE FUNCTION lock_queues(writes jsonb, leaving text[]) RETURNS void LANGUAGE plpgsql AS $$
@@ -271,24 +286,37 @@ END;
 $$;
 
 -- Delete the places of these runs, if they have any. Returns the change hints of queues with a returned slot.
+--
+-- The end of a run that is committed alone locks its partition here. So the update finds partitions by their key, which
+-- also holds for a row that another transaction has just changed.
 CREATE FUNCTION leave_queues(of_runs bigint[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     hints text[];
+    pks bigint[];
+    slots bigint[];
+    eligible bigint[];
+    later bigint[];
 BEGIN
     WITH deleted AS (
         DELETE FROM places p WHERE p.run_pk = ANY (of_runs) RETURNING p.queue_pk, p.partition, p.held, p.eligible_at
-    ), counted AS (
-        UPDATE partitions p SET held = p.held - d.held, waiting = p.waiting - d.waiting, delayed = p.delayed - d.delayed
-        FROM (
-            SELECT x.queue_pk, x.partition, count(*) FILTER (WHERE x.held) AS held,
-                   count(*) FILTER (WHERE NOT x.held AND x.eligible_at IS NULL) AS waiting,
-                   count(*) FILTER (WHERE x.eligible_at IS NOT NULL) AS delayed
-            FROM deleted x GROUP BY x.queue_pk, x.partition
-        ) AS d
-        WHERE p.queue_pk = d.queue_pk AND p.partition = d.partition AND p.is_counted
     )
-    SELECT array_agg(DISTINCT queue_hint(q.name)) INTO hints
-    FROM deleted d JOIN queues q ON q.pk = d.queue_pk WHERE d.held;
+    SELECT array_agg(DISTINCT queue_hint(q.name)) FILTER (WHERE g.held > 0), array_agg(l.pk), array_agg(g.held),
+           array_agg(g.waiting), array_agg(g.delayed)
+    INTO hints, pks, slots, eligible, later
+    FROM (
+        SELECT x.queue_pk, x.partition, count(*) FILTER (WHERE x.held) AS held,
+               count(*) FILTER (WHERE NOT x.held AND x.eligible_at IS NULL) AS waiting,
+               count(*) FILTER (WHERE x.eligible_at IS NOT NULL) AS delayed
+        FROM deleted x GROUP BY x.queue_pk, x.partition
+    ) AS g
+    CROSS JOIN LATERAL (SELECT y.name FROM queues y WHERE y.pk = g.queue_pk OFFSET 0) AS q
+    LEFT JOIN LATERAL (
+        SELECT y.pk FROM partitions y WHERE y.queue_pk = g.queue_pk AND y.partition = g.partition AND y.is_counted OFFSET 0
+    ) AS l ON true;
+    UPDATE partitions p
+    SET held = p.held - slots[array_position(pks, p.pk)], waiting = p.waiting - eligible[array_position(pks, p.pk)],
+        delayed = p.delayed - later[array_position(pks, p.pk)]
+    WHERE p.pk = ANY (pks);
     RETURN coalesce(hints, '{}');
 END;
 $$;
@@ -314,12 +342,15 @@ BEGIN
 END;
 $$;
 
+-- The number of places that wait in a queue, up to `cap`. ORDER BY makes the planner use the indexes.
 CREATE FUNCTION waiting_places(of_queue bigint, cap bigint) RETURNS bigint LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT count(*) FROM (
-        (SELECT 1 FROM places p WHERE p.queue_pk = of_queue AND NOT p.held AND p.eligible_at IS NULL LIMIT cap)
+        (SELECT 1 FROM places p WHERE p.queue_pk = of_queue AND NOT p.held AND p.eligible_at IS NULL
+         ORDER BY p.partition, p.priority, p.number LIMIT cap)
         UNION ALL
-        (SELECT 1 FROM places p WHERE p.queue_pk = of_queue AND p.eligible_at IS NOT NULL LIMIT cap)
+        (SELECT 1 FROM places p WHERE p.queue_pk = of_queue AND p.eligible_at IS NOT NULL
+         ORDER BY p.eligible_at LIMIT cap)
         LIMIT cap
     ) AS x;
 END;
@@ -406,25 +437,37 @@ BEGIN
     END IF;
     SELECT array_agg(l.pk ORDER BY l.nth), array_agg(l.partition ORDER BY l.nth) INTO of_runs, names
     FROM (
-        SELECT x.pk, x.partition, x.nth, row_number() OVER (ORDER BY x.nth) AS rank
+        SELECT x.pk, x.nth, names[x.nth] AS partition, row_number() OVER (ORDER BY x.nth) AS rank
         FROM (
-            SELECT r.pk, c.partition, c.nth
-            FROM unnest(of_runs, names) WITH ORDINALITY AS c (pk, partition, nth) JOIN runs r ON r.pk = c.pk
-            FOR NO KEY UPDATE OF r SKIP LOCKED
+            SELECT r.pk, array_position(of_runs, r.pk) AS nth FROM runs r WHERE r.pk = ANY (of_runs)
+            FOR NO KEY UPDATE SKIP LOCKED
         ) AS x
     ) AS l
     WHERE l.nth = l.rank AND l.partition = ANY (lockable);
     UPDATE places p SET eligible_at = NULL, number = n.number
     FROM (
-        SELECT o.pk, nextval('place_numbers') AS number
-        FROM (SELECT x.pk FROM unnest(of_runs) WITH ORDINALITY AS x (pk, nth) ORDER BY x.nth OFFSET 0) AS o
+        SELECT l.row, nextval('place_numbers') AS number
+        FROM (
+            SELECT y.row
+            FROM unnest(of_runs) WITH ORDINALITY AS x (pk, nth)
+            CROSS JOIN LATERAL (
+                SELECT z.ctid FROM places z WHERE z.run_pk = x.pk AND z.eligible_at <= now OFFSET 0) AS y (row)
+            ORDER BY x.nth OFFSET 0
+        ) AS l
         OFFSET 0
     ) AS n
-    WHERE p.run_pk = n.pk AND p.eligible_at <= now;
+    WHERE p.ctid = n.row;
     GET DIAGNOSTICS promoted = ROW_COUNT;
     UPDATE partitions p SET waiting = p.waiting + c.count, delayed = p.delayed - c.count
-    FROM (SELECT x.name, count(*) AS count FROM unnest(names) AS x (name) GROUP BY x.name) AS c
-    WHERE p.queue_pk = q.pk AND p.partition = c.name COLLATE "C" AND p.is_counted;
+    FROM (
+        SELECT l.row, g.count
+        FROM (SELECT x.name, count(*) AS count FROM unnest(names) AS x (name) GROUP BY x.name) AS g
+        CROSS JOIN LATERAL (
+            SELECT y.ctid FROM partitions y WHERE y.queue_pk = q.pk AND y.partition = g.name COLLATE "C" OFFSET 0
+        ) AS l (row)
+        OFFSET 0
+    ) AS c
+    WHERE p.ctid = c.row AND p.is_counted;
     RETURN promoted;
 END;
 $$;
@@ -462,12 +505,15 @@ BEGIN
            array_agg(l.take ORDER BY l.take, l.rank)
     INTO of_runs, ids, takes
     FROM (
-        SELECT x.*, row_number() OVER (PARTITION BY x.take ORDER BY x.rank) AS locked_rank
+        SELECT y.*, row_number() OVER (PARTITION BY y.take ORDER BY y.rank) AS locked_rank
         FROM (
-            SELECT r.pk, r.id, r.waiting AND r.held IS NULL AS may_be_taken, c.take, c.rank
-            FROM unnest(of_runs, takes, ranks) AS c (pk, take, rank) JOIN runs r ON r.pk = c.pk
-            FOR NO KEY UPDATE OF r SKIP LOCKED
-        ) AS x
+            SELECT x.pk, x.id, x.may_be_taken, takes[x.nth] AS take, ranks[x.nth] AS rank
+            FROM (
+                SELECT r.pk, r.id, r.waiting AND r.held IS NULL AS may_be_taken, array_position(of_runs, r.pk) AS nth
+                FROM runs r WHERE r.pk = ANY (of_runs)
+                FOR NO KEY UPDATE SKIP LOCKED
+            ) AS x
+        ) AS y
     ) AS l
     WHERE l.rank = l.locked_rank AND l.may_be_taken;
 END;
@@ -476,6 +522,10 @@ $$;
 -- Store what an admission has done with its partitions. `of_takes` has the number of its take for each admitted run.
 CREATE FUNCTION store_takes(takes jsonb, q queues, of_takes integer[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    IF q.version = 1 THEN  -- this batch may have created the queue
+        PERFORM lock_partitions(ARRAY(SELECT q.name FROM jsonb_array_elements(takes)),
+                                ARRAY(SELECT t->>'partition' FROM jsonb_array_elements(takes) AS t));
+    END IF;
     IF NOT q.is_partitioned AND takes @? '$[*] ? (@.partition == "")' THEN
         INSERT INTO partitions (queue_pk, partition, is_counted, turn) VALUES (q.pk, '', false, q.last_turn + 1)
         ON CONFLICT DO NOTHING;
@@ -486,14 +536,16 @@ BEGIN
         waiting = CASE WHEN p.is_counted THEN p.waiting - t.admitted ELSE 0 END,
         held = CASE WHEN p.is_counted THEN p.held + t.admitted ELSE 0 END
     FROM (
-        SELECT x.take->>'partition' AS name, (x.take->>'turn')::bigint AS turn,
-               decode(x.take->>'state', 'base64') AS state, (x.take->>'limit')::bigint AS slot_limit,
-               (x.take->>'ready_at')::float8 AS ready_at, (x.take->>'keep_until')::float8 AS keep_until,
+        SELECT l.row, (x.take->>'turn')::bigint AS turn, decode(x.take->>'state', 'base64') AS state,
+               (x.take->>'limit')::bigint AS slot_limit, (x.take->>'ready_at')::float8 AS ready_at, (x.take->>'keep_until')::float8 AS keep_until,
                cardinality(array_positions(of_takes, x.nth::integer)) AS admitted
         FROM jsonb_array_elements(takes) WITH ORDINALITY AS x (take, nth)
+        CROSS JOIN LATERAL (
+            SELECT y.ctid FROM partitions y WHERE y.queue_pk = q.pk AND y.partition = x.take->>'partition' OFFSET 0
+        ) AS l (row)
         OFFSET 0
     ) AS t
-    WHERE p.queue_pk = q.pk AND p.partition = t.name COLLATE "C";
+    WHERE p.ctid = t.row;
 END;
 $$;
 

@@ -91,7 +91,8 @@ BEGIN
         RETURN QUERY
         SELECT (c->>'at')::integer, CASE WHEN r.created_by = c->>'created_by' THEN 'created_before' ELSE 'exists' END,
                NULL::bigint, coalesce(r.owner = c->>'owner', false), NULL, NULL::bytea, NULL
-        FROM jsonb_array_elements(given) AS c JOIN runs r ON r.id = c->>'id'
+        FROM jsonb_array_elements(given) AS c
+        CROSS JOIN LATERAL (SELECT * FROM runs x WHERE x.id = c->>'id' OFFSET 0) AS r
         WHERE NOT coalesce(c->'place'->>'queue' = ANY (open_queues), false);
         given := (
             SELECT jsonb_agg(c ORDER BY c->>'id' COLLATE "C") FROM jsonb_array_elements(given) AS c
@@ -113,7 +114,7 @@ BEGIN
         SELECT c.at, CASE WHEN r.created_by = c.created_by THEN 'created_before' ELSE 'exists' END, NULL::bigint,
                coalesce(r.owner = c.owner, false), NULL, NULL::bytea, NULL
         FROM jsonb_to_recordset(given) AS c (at integer, id text, created_by text, owner text)
-        LEFT JOIN runs r ON r.id = c.id  -- no row if it was pruned meanwhile
+        LEFT JOIN LATERAL (SELECT * FROM runs x WHERE x.id = c.id OFFSET 0) AS r ON true  -- none if it was just pruned
         WHERE NOT coalesce(c.id = ANY (n.created), false);
     END IF;
 END;
@@ -140,11 +141,18 @@ BEGIN
     )
     UPDATE partitions p SET waiting = p.waiting + a.waiting, delayed = p.delayed + a.delayed
     FROM (
-        SELECT x.queue_pk, x.partition, count(*) FILTER (WHERE x.eligible_at IS NULL) AS waiting,
-               count(*) FILTER (WHERE x.eligible_at IS NOT NULL) AS delayed
-        FROM added x GROUP BY x.queue_pk, x.partition
+        SELECT l.row, g.waiting, g.delayed
+        FROM (
+            SELECT x.queue_pk, x.partition, count(*) FILTER (WHERE x.eligible_at IS NULL) AS waiting,
+                   count(*) FILTER (WHERE x.eligible_at IS NOT NULL) AS delayed
+            FROM added x GROUP BY x.queue_pk, x.partition
+        ) AS g
+        CROSS JOIN LATERAL (
+            SELECT y.ctid FROM partitions y WHERE y.queue_pk = g.queue_pk AND y.partition = g.partition OFFSET 0
+        ) AS l (row)
+        OFFSET 0
     ) AS a
-    WHERE p.queue_pk = a.queue_pk AND p.partition = a.partition AND p.is_counted;
+    WHERE p.ctid = a.row AND p.is_counted;
 END;
 $$;
 
