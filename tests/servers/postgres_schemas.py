@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import asyncpg
+from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK, Clock, sleep_on
 from perdure.stores.postgres.pool import Connection, ConnectionPool
 from perdure.stores.postgres.schema import prepare
 from perdure.stores.postgres.store import PostgresStore
+from perdure.stores.queue_rules import is_clock_wrong
+from perdure.stores.results import WriteResult
+from perdure.stores.writes import Admit, Write
 from tests.servers.postgres import shared_url, with_schema
 from tests.servers.session_cleanup import when_the_loop_ends
 
@@ -105,6 +110,15 @@ class BorrowedStore(PostgresStore):
 
     async def now(self) -> float:
         return self._clock.now()
+
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
+        """Commit writes; the time of an admission is compared with the clock of the test."""
+        return await super().commit([self._with_checked_time(write) for write in batch])
+
+    def _with_checked_time(self, write: Write) -> Write:
+        if not isinstance(write, Admit) or is_clock_wrong(write, self._clock.now()):
+            return write
+        return replace(write, tolerance=None)
 
     async def _prepare(self, pool: ConnectionPool, shards: int) -> None:
         connection = await pool.acquire()

@@ -330,7 +330,7 @@ BEGIN
     ELSIF run.has_new_messages AND NOT unread THEN
         UPDATE runs x SET wake_at = NULL, has_new_messages = false WHERE x.pk = run.pk;
     END IF;
-    RETURN result_of('committed', flag => unread, changed => changed);
+    RETURN result_of('committed', flag => unread, changed => array_remove(changed, NULL));
 END;
 $$;
 
