@@ -117,7 +117,7 @@ class WorkerRuntime:
         finalizer = RunFinalizer(session, self, self._broadcast_task.trigger)
         self._finalize_task = PeriodicTask("finalize", finalizer.tick, clock, interval)
         self._late_tags = LateTags(session)
-        self._publisher = WorkflowPublisher(session, catalog)
+        self._publisher = WorkflowPublisher(session, self._catalog)
         self._late_tags_task = PeriodicTask("late_tags", self._late_tags.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
