@@ -11,4 +11,5 @@ MODULES = {
     "events": "events",
     "fleet": "multiple_workers",
     "follow": "follow",
+    "schedules": "schedules",
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPORTS
     from perdure.client.client import Client as Client
-    from perdure.client.client import Run as Run
+    from perdure.client.run_handle import Run as Run
     from perdure.client.views import Suspended as Suspended
     from perdure.config import EngineConfig as EngineConfig
     from perdure.engine import Engine as Engine
@@ -31,6 +31,8 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
     from perdure.errors import RunHeld as RunHeld
     from perdure.errors import RunNotFound as RunNotFound
     from perdure.errors import RunTerminated as RunTerminated
+    from perdure.errors import ScheduleConflict as ScheduleConflict
+    from perdure.errors import ScheduleNotFound as ScheduleNotFound
     from perdure.errors import StepFailed as StepFailed
     from perdure.errors import StepInterrupted as StepInterrupted
     from perdure.errors import StoreError as StoreError
@@ -46,6 +48,8 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
     from perdure.workflows.events import event as event
     from perdure.workflows.loops import Break as Break
     from perdure.workflows.loops import Continue as Continue
+    from perdure.workflows.schedules import Calendar as Calendar
+    from perdure.workflows.schedules import Schedule as Schedule
     from perdure.workflows.step_context import current_step as current_step
     from perdure.workflows.steps import step as step
     from perdure.workflows.types import Complete as Complete
@@ -55,7 +59,7 @@ if _TYPE_CHECKING:  # for type checkers and editors; tests compare it with _EXPO
 
 _EXPORTS = {
     "Client": "perdure.client.client",
-    "Run": "perdure.client.client",
+    "Run": "perdure.client.run_handle",
     "Suspended": "perdure.client.views",
     "EngineConfig": "perdure.config",
     "Engine": "perdure.engine",
@@ -78,6 +82,8 @@ _EXPORTS = {
     "RunHeld": "perdure.errors",
     "RunNotFound": "perdure.errors",
     "RunTerminated": "perdure.errors",
+    "ScheduleConflict": "perdure.errors",
+    "ScheduleNotFound": "perdure.errors",
     "StepFailed": "perdure.errors",
     "StepInterrupted": "perdure.errors",
     "StoreError": "perdure.errors",
@@ -93,6 +99,8 @@ _EXPORTS = {
     "event": "perdure.workflows.events",
     "Break": "perdure.workflows.loops",
     "Continue": "perdure.workflows.loops",
+    "Calendar": "perdure.workflows.schedules",
+    "Schedule": "perdure.workflows.schedules",
     "current_step": "perdure.workflows.step_context",
     "step": "perdure.workflows.steps",
     "Complete": "perdure.workflows.types",

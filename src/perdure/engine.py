@@ -74,6 +74,7 @@ class Engine(Client):
             runtime = self._build_runtime()
             runtime.coordinator.executor.state = state
             await runtime.start(retry_forever=self._session.wait_for_store)
+            await self._schedules.declare(self._catalog.all_latest())
         except BaseException:
             if runtime is not None:
                 await runtime.abort()

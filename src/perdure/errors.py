@@ -6,9 +6,11 @@
     ├── InvalidPayload          a value does not match its type, or cannot be encoded
     ├── RunNotFound             no run has this id
     ├── QueueNotFound           no work queue of this store has this name
+    ├── ScheduleNotFound        no schedule of this store has this id
     ├── RunTerminated           the run has ended and accepts no more input
     ├── RunConflict             the id belongs to a run of another workflow or payload
     │   └── RunInUse            the run cannot be deleted: it is open, or its parent is
+    ├── ScheduleConflict        the id of a schedule is declared in code and was created by a call
     ├── RunFailed               the awaited run failed
     ├── RunCancelled            the awaited run was cancelled
     ├── RunHeld                 the awaited run is held, and the caller does not wait for such a run
@@ -68,6 +70,14 @@ class QueueNotFound(PerdureError):
         self.name = name
 
 
+class ScheduleNotFound(PerdureError):
+    """No schedule of this store has this id."""
+
+    def __init__(self, schedule_id: str) -> None:
+        super().__init__(f"no schedule of this store has the id {schedule_id!r}; it was never created, or was deleted")
+        self.schedule_id = schedule_id
+
+
 class RunTerminated(PerdureError):
     """The run has ended and accepts no more input."""
 
@@ -93,6 +103,14 @@ class RunInUse(RunConflict):
     def __init__(self, run_id: str, reason: str) -> None:
         PerdureError.__init__(self, f"run {run_id!r} cannot be deleted: {reason}")
         self.run_id = run_id
+
+
+class ScheduleConflict(PerdureError):
+    """The id of a schedule is declared in code and was created by a call, or by other code."""
+
+    def __init__(self, schedule_id: str, reason: str) -> None:
+        super().__init__(f"schedule {schedule_id!r} {reason}")
+        self.schedule_id = schedule_id
 
 
 class RunFailed(PerdureError):

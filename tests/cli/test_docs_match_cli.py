@@ -26,8 +26,9 @@ SECTIONS = {
 
 SHAPES = (
     *("run", "hold", "reason", "entry", "error", "dead letter", "worker", "finding", "lint finding"),
-    *("incompatible run", "rejected request"),
+    *("incompatible run", "rejected request", "schedule", "schedule pause", "slot"),
 )
+GROUPS = ("dead-letters", "schedules")
 PROGRAM: Any = typer.main.get_command(app)
 
 
@@ -98,8 +99,8 @@ def test_command_lines_in_the_docs_are_valid():
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for line in COMMAND_LINE.finditer(page.read_text(encoding="utf-8")):
             words = (line[1] or line[2]).split()
-            name = " ".join(words[:2]) if words[0] == "dead-letters" else words[0]
-            if words[0].startswith("-") or name == "dead-letters":
+            name = " ".join(words[:2]) if words[0] in GROUPS else words[0]
+            if words[0].startswith("-") or name in GROUPS:
                 continue
             assert name in known, f"{page.name}: {line[0]}"
             options = {each for parameter in known[name].params for each in parameter.opts} | {"--help"}

@@ -57,7 +57,7 @@ PAYLOADS: tuple[Any, ...] = (
     *("lone \ud800 surrogate", {"a": object()}, {object(): 1}, {"\ud800": 1}, [None, {"deep": DEEP}]),
 )
 TAGS: tuple[Any, ...] = (
-    *(5, "x", b"x", ["a"], object(), DEEP, {"a": 1}, {1: "a"}, {"": "x"}, {"a": "x" * 513}, {"x" * 513: "a"}),
+    *(5, "x", b"x", ["a"], object(), DEEP, {"a": NAN}, {1: "a"}, {"": "x"}, {"a": "x" * 513}, {"x" * 513: "a"}),
     *({"a": text} for text in UNSTORABLE),
     *({text: "a"} for text in UNSTORABLE),
     *({"a": DEEP}, {"a": None}, {"a": b"x"}, {None: "a"}),
@@ -75,7 +75,13 @@ CURSORS: tuple[Any, ...] = (
 )
 STATUSES: tuple[Any, ...] = (5, 1.5, b"running", object(), DEEP, "asleep", "", ("running", "asleep"), [None], {"x": 1})
 LIMITS = (*POSITIVE_COUNTS, 10**9)
+FILTERS: tuple[Any, ...] = (
+    *(each for each in (*OBJECTS, *NUMBERS, b"x")),
+    *("nul\0", "lone \ud800 surrogate", "a:", "(", "a=1", "x" * 513, "a " * 1025, "(" * 5000, "-" * 2000, "a:1 " * 33),
+)
 QUERY_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "where": FILTERS,
+    "internal": (*OBJECTS, 0, 1, None, "x"),
     "status": STATUSES,
     "workflow": tuple(each for each in NAMES if each != ""),
     "tags": TAGS,

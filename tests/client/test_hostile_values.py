@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import Client, Context, Engine, EngineConfig, Retry, RunQuery, step, workflow
-from perdure.client.client import Run
+from perdure.client.run_handle import Run
 from perdure.errors import InvalidArgument, PerdureError
 from perdure.testing import Harness
 from perdure.workflows.start_options import StartOptions
@@ -54,10 +54,12 @@ BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "to": hostile.NAMES,
     "reason": hostile.NAMES,
     "key": hostile.NAMES,
+    "cap": hostile.POSITIVE_COUNTS,
 }
 UNCHECKED = ("details", "raise_if_held", "type")  # used as a flag or as an annotation, whatever it is
 BY_CALL: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("broadcast", "event"): (*hostile.EVENTS, "a name"),
+    ("history", "after"): hostile.COUNTS,
     ("dead_letters", "event"): tuple(each for each in hostile.EVENTS if each is not None),
 }
 VALID: Mapping[str, Any] = {
@@ -108,7 +110,7 @@ async def start_known(h: Harness) -> tuple[Any, Run[Any]]:
 
 def calls_of(owner: Any) -> Iterator[tuple[str, inspect.Signature]]:
     """Yield the public methods of an object that have parameters to check."""
-    for name in sorted(set(dir(owner)) - {"open", "start", "execute"}):
+    for name in sorted(set(dir(owner)) - {"open", "start", "execute", "tag"}):
         method = None if name.startswith("_") else getattr(owner, name)
         if inspect.ismethod(method):
             yield name, inspect.signature(method)
@@ -167,6 +169,23 @@ async def test_every_call_refuses_hostile_values_and_stores_nothing(h, kind):
     assert await failures_of(hostile_calls(owner)) == []
     assert await stored(engine) == before
     assert await engine.status("known") == "suspended", "the engine still works"
+
+
+@on_every_store
+async def test_tag_refuses_hostile_values_and_stores_nothing(h):
+    engine, run = await start_known(h)
+    before = await stored(engine)
+
+    def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+        for value in (*hostile.NAMES, None):
+            yield f"tag({hostile.describe(value)}, a=1)", partial(engine.tag, value, a=1)
+        for value in (*(each for each in hostile.TAGS if each != {"a": None}), {}, {"perdure.x": 1}):
+            yield f"tag('known', {hostile.describe(value)})", partial(engine.tag, "known", value)
+            yield f"run.tag({hostile.describe(value)})", partial(run.tag, value)
+        yield "tag('known')", partial(engine.tag, "known")
+
+    assert await failures_of(calls()) == []
+    assert await stored(engine) == before
 
 
 @pytest.mark.parametrize("call", ["start", "execute"])

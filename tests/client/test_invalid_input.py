@@ -193,7 +193,7 @@ def test_invalid_name_of_a_definition_is_refused(name, words):
         Engine("memory://", pool=name)
 
 
-@pytest.mark.parametrize("tags", [{"": "x"}, {"a\n": "x"}, {"a": 1}, {"a": "x" * 513}, ["a"]])
+@pytest.mark.parametrize("tags", [{"": "x"}, {"a\n": "x"}, {"a": None}, {"perdure.x": "y"}, {"a": "x" * 513}, ["a"]])
 @on_every_store
 async def test_invalid_tags_are_refused(h, tags):
     engine = await h.engine(anything)

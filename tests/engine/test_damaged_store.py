@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Client, Context, PerdureError, RunStatus, step, workflow
+from perdure import Client, Context, PerdureError, RunStatus, WorkQueue, step, workflow
 from perdure.admin.health_check import check_health
 from perdure.admin.repair import repair
 from perdure.testing import Harness, VirtualClock
@@ -18,6 +18,8 @@ from tests.repetitions import repetitions
 from tests.stores.damage import choose_damage
 
 RUNS = ("ended", "sleeps", "receives", "parent", "child", "deferred", "timeout")
+QUEUED = ("slot", "place", "delayed")
+ONE_AT_A_TIME = WorkQueue("damaged.queue", concurrency=1, worker_concurrency=1)
 
 
 @step
@@ -63,14 +65,22 @@ async def timeout(ctx: Context) -> str:
         return "late"
 
 
-WORKFLOWS = (ended, sleeps, receives, parent, deferred, timeout)
+@workflow(name="damaged.queued", queue=ONE_AT_A_TIME)
+async def queued(ctx: Context) -> int:
+    await ctx.sleep(100)
+    return await damaged_step(1)
+
+
+WORKFLOWS = (queued, ended, sleeps, receives, parent, deferred, timeout)
 
 
 async def start_all(h: Harness) -> None:
     engine = await h.engine(*WORKFLOWS)
     for definition in (ended, sleeps, receives, parent, deferred, timeout):
         await h.drive(engine.start(definition.options(id=definition.name.removeprefix("damaged."))))
-    await h.clock.advance(1)
+    for id, delay in zip(QUEUED, (0, 0, 50), strict=True):
+        await h.drive(engine.start(queued, id=id, delay=delay, tags={"tenant": "acme", "amount": 5}))
+        await h.clock.advance(1)
 
 
 async def continue_all(h: Harness, client: Client) -> set[str]:
@@ -91,7 +101,7 @@ async def continue_all(h: Harness, client: Client) -> set[str]:
 async def stranded_runs(h: Harness, client: Client, refused: set[str]) -> tuple[set[str], str]:
     """Return the open runs that the doctor does not name, and what it says."""
     open_runs: set[str] = set()
-    for run_id in RUNS:
+    for run_id in (*RUNS, *QUEUED):
         try:
             status = await h.drive(client.status(run_id))
         except PerdureError:
@@ -102,6 +112,9 @@ async def stranded_runs(h: Harness, client: Client, refused: set[str]) -> tuple[
     named = " ".join(each.text for each in report.findings if each.severity == "error" or each.kind == "no_worker")
     if "child" in open_runs:
         open_runs.discard("parent")  # it waits for the child
+    queued = open_runs & set(QUEUED)
+    if any(run_id in named for run_id in QUEUED):
+        open_runs -= queued  # they wait for the slot of that one
     return {run_id for run_id in open_runs - refused if run_id not in named}, named
 
 

@@ -331,6 +331,35 @@ async def test_pause_lets_running_steps_finish_and_starts_no_other(h):
 
 
 @on_every_store
+async def test_a_child_that_a_paused_run_has_not_started_is_started_after_the_resume(h):
+    gate = asyncio.Event()
+
+    @step
+    async def step_before() -> int:
+        await gate.wait()
+        return 1
+
+    @workflow(name="held.child")
+    async def child(ctx: Context, n: int) -> int:
+        return n + 1
+
+    @workflow(name="held.parent")
+    async def parent(ctx: Context) -> int:
+        return await ctx.run_child(child, await step_before())
+
+    engine = await h.engine(parent, child)
+    run = await engine.start(parent, id="p")
+    await h.settle()
+    await engine.pause("p")
+    gate.set()
+    await h.settle()
+    assert (await run.describe()).held.kind == "paused"
+    assert [each.id for each in await engine.runs(RunQuery(parent="p"))] == []
+    await engine.resume("p")
+    assert await h.run_to_end(run) == 2
+
+
+@on_every_store
 async def test_pause_survives_a_crash_before_the_run_is_held(h):
     gate = asyncio.Event()
 

@@ -7,13 +7,24 @@ import json
 
 import pytest
 
+from perdure.model.queries import RunQuery
 from perdure.testing import Harness, VirtualClock
 from perdure.testing.clock import START
 from tests.golden_stores.backends import BACKENDS, FOLDER, path_of
 from tests.golden_stores.record import migration_hashes
-from tests.golden_stores.workflows import ALL, LATER_RESULTS, RESULTS, Unread, cancel_work, continue_all
+from tests.golden_stores.workflows import (
+    ALL,
+    DOCUMENT,
+    LATER_RESULTS,
+    QUEUED_RESULTS,
+    RESULTS,
+    Unread,
+    cancel_work,
+    continue_all,
+)
 
 WITHOUT_LATER_RUNS = ("2026-11-liveness", "2026-11-redesign")
+WITHOUT_QUEUES = ("2026-11-contract", *WITHOUT_LATER_RUNS)
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 
 
@@ -28,7 +39,9 @@ def test_golden_store_is_opened_and_all_its_runs_continue(name, kind, tmp_path):
             engine = await harness.engine(*ALL)
             results = await harness.drive(continue_all(engine), within=86_400)
             later = {each: LATER_RESULTS[each] for each in LATER_RESULTS if name not in WITHOUT_LATER_RUNS}
-            assert results == RESULTS | later
+            queued = {} if name in WITHOUT_QUEUES else QUEUED_RESULTS
+            assert results == RESULTS | later | queued
+            await check_search(harness.store, has_typed_tags=bool(queued))
             assert await engine.published("golden.ended") == {"progress": 100}
             assert [item async for item in engine.read_stream("golden.ended", "log")] == ["one", "two"]
             [unread] = await engine.dead_letters(Unread)
@@ -37,6 +50,17 @@ def test_golden_store_is_opened_and_all_its_runs_continue(name, kind, tmp_path):
             assert [entry.value for entry in undone] == ["flight reserved cancelled"]
 
     asyncio.run(scenario())
+
+
+async def check_search(store, *, has_typed_tags):
+    """Check that runs are found by tags, which were text in the first stores, and that the document is read."""
+    found = await store.runs(RunQuery(tags={"golden": "yes"}))
+    assert sorted(record.id for record in found.runs) == sorted(set(RESULTS) - {"golden.generations"})
+    if has_typed_tags:
+        search = RunQuery(where="tenant:acme amount>=500 urgent:true due>2026-12-01 workflow:golden.queued")
+        assert sorted(record.id for record in (await store.runs(search)).runs) == sorted(QUEUED_RESULTS)
+        document = await store.document(DOCUMENT.kind, DOCUMENT.id)
+        assert (document.body, document.due_at) == (DOCUMENT.body, DOCUMENT.due_at)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ The code of these workflows is frozen: stores that were recorded with them are c
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from perdure import (
@@ -15,11 +16,13 @@ from perdure import (
     Retry,
     RunFailed,
     StepFailed,
+    WorkQueue,
     current_step,
     event,
     step,
     workflow,
 )
+from perdure.stores.writes import PutDocument
 from perdure.workflows.definition import Workflow
 
 BROKEN: set[str] = set()  # steps that fail
@@ -174,11 +177,31 @@ async def restarted(ctx: Context, n: int) -> list[Any]:
     return [n, (await ctx.receive(Approved)).by]
 
 
+ONE_AT_A_TIME = WorkQueue("golden.queue", concurrency=1, worker_concurrency=1)
+
+
+@workflow(name="golden.queued", queue=ONE_AT_A_TIME)
+async def queued(ctx: Context, n: int) -> list[Any]:
+    """Stored four times: it holds the slot, waits, is delayed, and waits in a partition of another queue."""
+    await ctx.sleep(1_000)
+    return [n, await work("queued")]
+
+
+PARTITIONED = WorkQueue("golden.partitioned", rate="1/min", partition_key=lambda n: f"tenant {n % 2}")
+QUEUED: dict[str, dict[str, Any]] = {
+    "golden.slot": {"priority": -5},
+    "golden.place": {"dedupe": "key", "max_wait": 80_000},
+    "golden.delayed": {"delay": 600},
+    "golden.partition": {"queue": PARTITIONED},
+}
+TAGS: dict[str, Any] = {"tenant": "acme", "amount": 500, "urgent": True, "due": datetime(2026, 12, 24, tzinfo=UTC)}
+DOCUMENT = PutDocument(kind="golden", id="settings", base=0, body=b'{"a":1}', write_id="first", due_at=1.0)
+
 FIRST: tuple[Workflow[Any, Any], ...] = (
     sleeper, receiver, parent, waits_for_value, loop, retrying, held, compensating, ended, failed, generations,
 )  # fmt: skip
 LATER: tuple[Workflow[Any, Any], ...] = (declined, restarted)  # not in the first stores
-ALL = (*FIRST, *LATER)
+ALL = (*FIRST, *LATER, queued)
 
 
 async def start_all(engine: Client) -> None:
@@ -194,6 +217,9 @@ async def start_all(engine: Client) -> None:
     await engine.send(receiver.name, Unread(1), event_id="unread")
     await engine.broadcast(Notice(1), event_id="notice-1")
     await engine.broadcast(Notice(2), event_id="notice-2")
+    for n, (id, options) in enumerate(QUEUED.items()):
+        await engine.start(queued, n, id=id, tags=TAGS, **options)
+    await engine._session.store.commit([DOCUMENT])
 
 
 async def continue_all(engine: Client) -> dict[str, Any]:
@@ -209,6 +235,7 @@ async def continue_all(engine: Client) -> dict[str, Any]:
     await engine.resume(held.name)
     names = [each.name for each in FIRST if each is not waits_for_value]
     names += [each.name for each in LATER if await engine.status(each.name) is not None]
+    names += [name for name in QUEUED if await engine.status(name) is not None]
     return {name: await _outcome(engine, name) for name in names}
 
 
@@ -233,4 +260,5 @@ RESULTS = {
     "golden.failed": "failed: LookupError",
     "golden.generations": 2,
 }
+QUEUED_RESULTS = {name: [n, "queued done"] for n, name in enumerate(QUEUED)}
 LATER_RESULTS = {"golden.declined": 21, "golden.restarted": [2, "barbara"]}

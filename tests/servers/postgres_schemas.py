@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import asyncpg
+from msgspec.structs import replace
 
 from perdure.clock import SYSTEM_CLOCK, Clock, sleep_on
 from perdure.stores.postgres.pool import Connection, ConnectionPool
 from perdure.stores.postgres.schema import prepare
 from perdure.stores.postgres.store import PostgresStore
+from perdure.stores.queue_rules import is_clock_wrong
+from perdure.stores.results import WriteResult
+from perdure.stores.writes import Admit, Write
 from tests.servers.postgres import shared_url, with_schema
 from tests.servers.session_cleanup import when_the_loop_ends
 
@@ -83,6 +88,9 @@ class _IdlePools:
             await self.idle.pop().close()
 
 
+NEVER = -1.0  # a tolerance that refuses every time
+
+
 class BorrowedStore(PostgresStore):
     """A PostgreSQL store with the clock of a test."""
 
@@ -105,6 +113,15 @@ class BorrowedStore(PostgresStore):
 
     async def now(self) -> float:
         return self._clock.now()
+
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
+        return await super().commit([self._with_own_clock(write) for write in batch])
+
+    def _with_own_clock(self, write: Write) -> Write:
+        """Compare the time of an admission with the clock of the test instead of the server's."""
+        if not isinstance(write, Admit) or write.tolerance is None:
+            return write
+        return replace(write, tolerance=NEVER if is_clock_wrong(write, self._clock.now()) else None)
 
     async def _prepare(self, pool: ConnectionPool, shards: int) -> None:
         connection = await pool.acquire()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -17,12 +18,12 @@ from perdure.stores.postgres.url import parse_url
 from perdure.stores.protocol import Store
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.sql_filters import numbered
-from perdure.stores.sqlite import queries as sqlite_queries
-from perdure.stores.sqlite import schema as sqlite_schema
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import run, suspended, turn, worker
 from tests.servers.postgres import schema_of_its_own
 from tests.servers.redis import prefix_of_its_own
+from tests.stores.sqlite.old_schemas import copy_to_schema
+from tests.stores.sqlite.traced_reads import plans_of
 
 ALL, OF_KIND = RunQuery(held=True), RunQuery(held="diverged")
 
@@ -44,26 +45,22 @@ def test_sqlite_uses_the_index_of_held_runs(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(str(tmp_path / "store.db"), synchronous="off")
         await create_held_runs(store)
+        for query in (ALL, OF_KIND):
+            plans = await plans_of(store, partial(store.runs, query))
+            assert ["SCAN runs USING INDEX runs_held_newest"] in plans, plans
         await store.close()
 
     asyncio.run(main())
-    connection = apsw.Connection(str(tmp_path / "store.db"))
-    for query in (ALL, OF_KIND):
-        where, values = sqlite_queries.conditions(query)
-        statement = f"EXPLAIN QUERY PLAN SELECT * FROM runs WHERE {where} ORDER BY created_at DESC, id DESC LIMIT 5"
-        plan = [row[3] for row in connection.execute(statement, values)]
-        assert plan == ["SCAN runs USING INDEX runs_held_newest"], plan
 
 
-def test_sqlite_file_of_the_first_schema_gets_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, scripts = str(tmp_path / "store.db"), sqlite_schema.migrations()
+def test_sqlite_file_of_the_first_schema_gets_the_index(tmp_path: Path) -> None:
+    path = str(tmp_path / "old.db")
 
     async def main() -> None:
-        monkeypatch.setattr(sqlite_schema, "migrations", lambda: scripts[:1])
-        store = SqliteStore(path, synchronous="off")
+        store = SqliteStore(str(tmp_path / "store.db"), synchronous="off")
         await create_held_runs(store)
         await store.close()
-        monkeypatch.setattr(sqlite_schema, "migrations", lambda: scripts)
+        copy_to_schema(tmp_path / "store.db", tmp_path / "old.db", version=1)
         store = SqliteStore(path, synchronous="off")
         await store.open(shards=16)
         assert await held_ids(store) == ["r0002", "r0000"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
-import apsw
 import asyncpg
 import pytest
 
@@ -17,11 +17,11 @@ from perdure.stores.postgres.url import parse_url
 from perdure.stores.protocol import Store
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.sql_filters import numbered
-from perdure.stores.sqlite import queries as sqlite_queries
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import observe, receive, run, suspended, worker
 from tests.servers.postgres import schema_of_its_own
 from tests.servers.redis import prefix_of_its_own
+from tests.stores.sqlite.traced_reads import plans_of
 
 BY_EVENT, BY_CHILD = RunQuery(waiting_for="event:rare"), RunQuery(waiting_for="child:kid")
 
@@ -49,16 +49,13 @@ def test_sqlite_reads_subscriptions_and_observers(tmp_path: Path) -> None:
         store = SqliteStore(str(tmp_path / "store.db"), synchronous="off")
         await create_waiting_runs(store)
         await check_results(store)
+        for query, index in ((BY_EVENT, "subscriptions_by_topic"), (BY_CHILD, "observers USING PRIMARY KEY")):
+            plan = (await plans_of(store, partial(store.runs, query)))[-1]
+            assert plan[0].startswith("SEARCH runs USING"), plan
+            assert any(index in line for line in plan), plan
         await store.close()
 
     asyncio.run(main())
-    connection = apsw.Connection(str(tmp_path / "store.db"))
-    for query, index in ((BY_EVENT, "subscriptions_by_topic"), (BY_CHILD, "observers USING PRIMARY KEY")):
-        where, values = sqlite_queries.conditions(query)
-        statement = f"EXPLAIN QUERY PLAN SELECT * FROM runs WHERE {where} ORDER BY created_at DESC, id DESC"
-        plan = [row[3] for row in connection.execute(statement, values)]
-        assert plan[0].startswith("SEARCH runs USING"), plan
-        assert any(index in line for line in plan), plan
 
 
 def test_postgres_reads_subscriptions_and_observers() -> None:

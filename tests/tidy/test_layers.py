@@ -20,6 +20,7 @@ LAYERS = {
     "perdure.codec": 1,
     "perdure.retry": 2,
     "perdure.config": 2,
+    "perdure.schedules": 2,
     "perdure.workflows": 2,
     "perdure.runner": 2,
     "perdure.stores.protocol": 3,

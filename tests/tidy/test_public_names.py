@@ -11,6 +11,7 @@ import perdure
 from tests.tidy.sources import PACKAGE
 
 PUBLIC = {
+    *("Schedule", "Calendar", "ScheduleConflict", "ScheduleNotFound"),
     # what one writes and calls
     "workflow",
     "step",
@@ -25,6 +26,8 @@ PUBLIC = {
     "RunQuery",
     "Retry",
     "WorkQueue",
+    "Rate",
+    "Debounce",
     "Break",
     "Continue",
     "Complete",
@@ -38,6 +41,7 @@ PUBLIC = {
     "InvalidArgument",
     "InvalidPayload",
     "RunNotFound",
+    "QueueNotFound",
     "RunTerminated",
     "RunConflict",
     "RunFailed",

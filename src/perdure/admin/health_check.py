@@ -8,11 +8,13 @@ nothing; `perdure.admin.repair` repairs what it finds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import timedelta
 from functools import partial
 
 from perdure.admin.findings import Findings, HealthReport
+from perdure.admin.queue_health import QueueCheck
+from perdure.admin.queue_progress import waiting_reason
 from perdure.admin.run_progress import (
     STALLED_AFTER_SECONDS,
     TIMER_TOLERANCE_SECONDS,
@@ -25,11 +27,13 @@ from perdure.admin.run_progress import (
     unhandled_kinds,
     waits_for_runs_only,
 )
+from perdure.admin.schedule_checks import add_undeclared, find_undeclared
 from perdure.admin.store_views import ENDED, PAGE, Progress, pages_of
 from perdure.client.client import Client
 from perdure.clock import to_datetime
 from perdure.errors import StoreError
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceRecord, QueueSummary
 from perdure.model.records import Message, RunRecord, RunStatus, WorkerRecord
 from perdure.stores.results import Snapshot, UnreadableRun
 
@@ -42,9 +46,19 @@ CHECKED_WAKE_UPS = 100  # runs per pool that must be found by the search for due
 WARN_AT = 0.8  # fraction of a limit
 
 
-async def check_health(client: Client, *, deep: bool = False, progress: Progress | None = None) -> HealthReport:
-    """Check the store. With `deep`, also read the histories of all open runs, and all ended runs."""
-    check = _HealthCheck(client, await _read_state(client))
+async def check_health(
+    client: Client,
+    *,
+    deep: bool = False,
+    progress: Progress | None = None,
+    declared_schedules: Set[str] | None = None,
+) -> HealthReport:
+    """Check the store. With `deep`, also read the histories of all open runs, and all ended runs.
+
+    `declared_schedules` are the ids of the schedules that the code declares, if the code is known.
+    """
+    queues = await client._session.read(client._session.store.queues)
+    check = _HealthCheck(client, await _read_state(client), queues)
     async for page in pages_of(client):
         check.add_unreadable(page.unreadable)
         await check.check_runs(page.runs)
@@ -59,7 +73,10 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
     await check.check_wait_cycles()
     await check.check_due_index()
     check.add_aggregates()
+    if declared_schedules is not None:
+        add_undeclared(check.findings, await find_undeclared(client, declared_schedules))
     await check.check_finalization()
+    await check.queues.check_queues()
     await check.check_clocks()
     found = check.findings.in_order()
     return HealthReport(to_datetime(check.state.now), check.runs, dict(check.progress_reasons), found)
@@ -68,9 +85,10 @@ async def check_health(client: Client, *, deep: bool = False, progress: Progress
 class _HealthCheck:
     """Collects findings over the whole store. A problem that many runs share is one finding."""
 
-    def __init__(self, client: Client, state: StoreState) -> None:
+    def __init__(self, client: Client, state: StoreState, queues: Sequence[QueueSummary] = ()) -> None:
         self.state = state
         self.findings = Findings()
+        self.queues = QueueCheck(client, self.findings, state, queues)
         self.progress_reasons: Counter[str] = Counter()
         self.runs = 0
         self._client = client
@@ -101,6 +119,7 @@ class _HealthCheck:
                 await self._confirm(record)
             else:
                 self._count(record, reason)
+            self.queues.check_run(record)
             self._check_input_size(record)
             self._check_parent(record, parents)
         for record in page:
@@ -150,13 +169,20 @@ class _HealthCheck:
                     self.findings.add("lost_wake_up", "error", text, "resume it", run_id, "resume")
 
     async def _progress_reasons(self, page: Sequence[RunRecord]) -> list[str]:
-        waiting = [each for each in page if each.owner is None and each.wake_at is None and each.held is None]
+        waiting = [
+            each
+            for each in page
+            if each.owner is None and each.wake_at is None and each.held is None and not each.waiting
+        ]
+        places = {each.id: await self._place(each.id) for each in page if each.waiting}
         awaited = await self._runs_named(
             {wait.name for each in waiting for wait in each.waits if wait.kind == "child" and wait.name is not None}
         )
         inboxes = {each.id: await self._inbox(each.id) for each in waiting if each.last_message_no}
         return [
-            progress_reason(
+            waiting_reason(each, places[each.id], self.state)
+            if each.waiting
+            else progress_reason(
                 each,
                 self.state,
                 awaited,
@@ -173,6 +199,9 @@ class _HealthCheck:
         found = await self._session.read(partial(self._session.store.records, names))
         self.add_unreadable([each for each in found if isinstance(each, UnreadableRun)])
         return dict(zip(names, found, strict=True))
+
+    async def _place(self, run_id: str) -> PlaceRecord | None:
+        return await self._session.read(partial(self._session.store.place, run_id))
 
     async def _inbox(self, run_id: str) -> list[Message]:
         """Return the unread messages of a run; none, and a finding, if they cannot be read."""
@@ -221,12 +250,20 @@ class _HealthCheck:
                 self._earliest[record.pool] = sorted(earliest)[:CHECKED_WAKE_UPS]
         if record.created_at > now + MAX_CLOCK_SKEW_SECONDS:
             self._future += 1
+        if reason == "queue" and not self.state.serves(record):
+            self._add_without_worker(record)
+        if reason == "due" and record.gate and record.gate not in (self.state.queues or {}):
+            text = f"Run {record.id} ({record.workflow}) is due behind the gate of an unknown queue, {record.gate!r}"
+            self.findings.add("damaged", "error", text, "restore its row from a backup, or correct it", record.id)
         if reason == "due" and record.wake_at is not None and record.wake_at <= now:
             if not self.state.serves(record):
-                name = f"workflow {record.workflow} v{record.version} (pool {record.pool})"
-                self._without_worker.setdefault(name, []).append(record.id)
+                self._add_without_worker(record)
             elif record.wake_at < now - OVERDUE_AFTER_SECONDS:
                 self._overdue.append(record)
+
+    def _add_without_worker(self, record: RunRecord) -> None:
+        name = f"workflow {record.workflow} v{record.version} (pool {record.pool})"
+        self._without_worker.setdefault(name, []).append(record.id)
 
     def _add_held(self, record: RunRecord) -> None:
         if record.held is not None and record.owner is None and record.wake_at is None:
@@ -325,7 +362,7 @@ class _HealthCheck:
             text = f"{_runs(len(ids))} owned by unknown worker {owner}: {', '.join(ids[:SHOWN_RUNS])}"
             add("orphaned_runs", "error", text, "release them to other workers", owner, "release_runs")
         for name, ids in sorted(self._without_worker.items()):
-            text = f"{_runs(len(ids))} due, but no live worker has {name}: {', '.join(ids[:SHOWN_RUNS])}"
+            text = f"{_runs(len(ids))} to be executed, but no live worker has {name}: {', '.join(ids[:SHOWN_RUNS])}"
             add("no_worker", "warning", text, "start a worker: perdure worker TARGET", name)
         if self._overdue:
             worst = min(self._overdue, key=lambda record: record.wake_at or 0.0)
@@ -392,7 +429,8 @@ async def _read_state(client: Client) -> StoreState:
     session = client._session
     workers = {worker.id: worker for worker in await session.read(session.store.workers)}
     unfinalized = await session.read(partial(session.store.unfinalized, PAGE))
-    return StoreState(session.clock.now(), workers, frozenset(each.record.id for each in unfinalized))
+    queues = {queue.name: queue for queue in await session.read(session.store.queues)}
+    return StoreState(session.clock.now(), workers, frozenset(each.record.id for each in unfinalized), queues)
 
 
 def _runs(count: int) -> str:

@@ -19,7 +19,7 @@ from perdure.codec import Codec
 from perdure.errors import InvalidArgument, InvalidPayload
 from perdure.model.locations import scope_of
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord, RunResult, RunStatus
-from perdure.model.validation import check_name, check_seconds, check_tags
+from perdure.model.validation import check_name, check_public_name, check_seconds, check_tags
 from perdure.runner.compensations import CompensationRecord
 from perdure.runner.function_names import has_valid_form
 from perdure.runner.runner import Runner, RunStart
@@ -53,7 +53,8 @@ def _check_record(record: RunRecord, codec: Codec) -> None:
     check_name("a workflow's name", record.workflow)
     if record.original_workflow is not None:
         check_name("a workflow's name", record.original_workflow)
-    check_name("a workflow's pool", record.pool)
+    check_public_name("a workflow's name", record.workflow)
+    check_public_name("a workflow's pool", record.pool)
     check_tags(record.tags)
     _check_number("the version", record.version, 1, MAX_COUNT)
     _check_number("the seed", record.seed, 0, MAX_SEED)

@@ -12,7 +12,7 @@ from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.local_worker import NullLocalWorker
 from perdure.execution.maintenance import BroadcastResumer
 from perdure.stores.results import Committed
-from perdure.stores.writes import ReleaseRun, RewindRun
+from perdure.stores.writes import LeaveQueue, ReleaseRun, RewindRun
 
 PAGE = 500
 BULK_ACTIONS = ("finalize", "fan_out")  # one execution repairs all findings of the kind
@@ -58,6 +58,8 @@ async def _repair_one(client: Client, action: str, subject: str) -> str:
             return await _subscribe(client, subject)
         case "release_run":
             return await _release_run(client, subject)
+        case "return_slot":
+            return await _return_slot(client, subject)
         case "finalize":
             return await _finalize_runs(client)
         case _:
@@ -111,6 +113,16 @@ async def _release_run(client: Client, run_id: str) -> str:
     write = ReleaseRun(run_id=run_id, worker=record.owner, now=session.clock.now())
     released = isinstance(await session.committer.write(write), Committed)
     return f"released run {run_id} of worker {record.owner}" if released else f"run {run_id} was not changed"
+
+
+async def _return_slot(client: Client, run_id: str) -> str:
+    """Return the slot of a run that has ended."""
+    session = client._session
+    record, place = await session.get_run(run_id), await session.read(partial(session.store.place, run_id))
+    if place is None or not record.status.terminal:
+        return f"run {run_id} was not changed"
+    await session.committer.write(LeaveQueue(run_id=run_id, queue=place.queue, now=session.clock.now()))
+    return f"returned the slot of run {run_id} to queue {place.queue}"
 
 
 async def _finalize_runs(client: Client) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perdure.admin.store_views import is_alive
+from perdure.model.queue_records import QueueSummary
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord, RunStatus, Wait, WorkerRecord
 from perdure.stores.results import UnreadableRun
+from perdure.workflows.internal import is_internal_name
 
 STALLED_AFTER_SECONDS = 120.0  # without any step that executes, a worker writes to its runs much more often
 TIMER_TOLERANCE_SECONDS = 1.0
@@ -22,6 +24,7 @@ class StoreState:
     now: float
     workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
     unfinalized: frozenset[str] = frozenset()  # ended runs that still have to notify others
+    queues: Mapping[str, QueueSummary] | None = None  # those that can be read, if they were read
 
     def is_alive(self, worker_id: str) -> bool:
         worker = self.workers.get(worker_id)
@@ -29,6 +32,8 @@ class StoreState:
 
     def serves(self, record: RunRecord) -> bool:
         """Return whether a live worker of the run's pool has its workflow and version."""
+        if is_internal_name(record.workflow):  # every worker serves internal runs
+            return any(map(self.is_alive, self.workers))
         wanted = (record.workflow, record.version)
         return any(
             wanted in worker.workflows and worker.pool == record.pool and self.is_alive(worker.id)
@@ -51,6 +56,8 @@ def progress_reason(
     if record.owner is not None:
         return "owner" if state.is_alive(record.owner) else "no owner"
     if record.waiting:
+        if state.queues is not None and record.queue not in state.queues:
+            return f"no queue named {record.queue!r} to be admitted from"
         return "held" if record.held is not None else "queue"
     if record.held is None and (timer := _missed_timer(record, state.now)) is not None:
         return timer

@@ -17,7 +17,9 @@ from perdure.cli import (
     lint,
     maintenance,
     messages,
+    queues,
     runs,
+    schedules,
     start,
     transfer,
     workers,
@@ -113,5 +115,9 @@ for panel, commands in COMMANDS.items():
     for name, command in commands.items():
         example = f"Example: {EXAMPLES[name]}" if name in EXAMPLES else None
         app.command(name, rich_help_panel=panel, epilog=example)(command)
+    if panel == RUNS:
+        app.add_typer(schedules.schedules, name="schedules", rich_help_panel=panel)
     if panel == EVENTS:
         app.add_typer(dead_letters.dead_letters, name="dead-letters", rich_help_panel=panel)
+    if panel == RUNS:
+        app.add_typer(queues.queues, name="queues", rich_help_panel=panel)

@@ -21,7 +21,12 @@ PAGE = 500
 
 Kind = Annotated[
     str | None,
-    typer.Option("--kind", metavar="KIND", help="Only of this kind: event, compensation, poison.", show_default=False),
+    typer.Option(
+        "--kind",
+        metavar="KIND",
+        help="Only of this kind: event, compensation, poison, expired_wait.",
+        show_default=False,
+    ),
 ]
 Event = Annotated[str | None, typer.Option("--event", metavar="NAME", help="Only of this event.", show_default=False)]
 LetterId = Annotated[str, typer.Argument(metavar="ID", help="The dead letter's id.", show_default=False)]

@@ -37,6 +37,7 @@ def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also read all histories of open runs, and all ended runs.")
     ] = False,
+    app: options.App = None,
     yes: options.Yes = False,
     store: options.Store = None,
     json: options.Json = False,
@@ -44,14 +45,18 @@ def doctor(
     """Check the store: every open run must be able to make progress.
 
     Exits with 1 if an error is found (with --repair: if one remains). Warnings alone exit with 0. A repair that would
-    cancel more than one run asks for confirmation.
+    cancel more than one run asks for confirmation. With --app, schedules that the code does not declare any more are
+    reported.
     """
     from perdure.admin.health_check import check_health
 
     with error_reporting(json):
         url, repairs = existing_store(store_url(store)), list[str]()
         with progress("check") as more:
-            found = with_client(url, lambda client: check_health(client, deep=deep, progress=more))
+            found = with_client(
+                url,
+                lambda client: check_health(client, deep=deep, progress=more, declared_schedules=_declared(app)),
+            )
         if repair and any(finding.repair for finding in found.findings):
             if not yes:
                 _confirm_cancellations([finding for finding in found.findings if finding.repair == "cancel"])
@@ -65,6 +70,16 @@ def doctor(
 
             _print(found, repairs, redact_password(url), repair=repair)
     raise typer.Exit(FAILED if found.errors else DONE)
+
+
+def _declared(app: str | None) -> set[str] | None:
+    """Return the ids of the schedules that the given code declares; None without code."""
+    if app is None:
+        return None
+    from perdure.cli.schedules import declared_ids
+    from perdure.cli.target import load, parse_target
+
+    return declared_ids(load(parse_target(app)))
 
 
 def _confirm_cancellations(findings: Sequence[Finding]) -> None:

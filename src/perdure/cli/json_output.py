@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from perdure.admin.findings import Finding, HealthReport
     from perdure.admin.lint import LintFinding
     from perdure.admin.store_views import RejectedRequest, WorkerView
+    from perdure.client.queue_views import QueueDescription, QueueLimits, WaitingRun
+    from perdure.client.schedule_views import ScheduleDescription
     from perdure.client.views import DeadLetterView, HistoryEntry, Reason, RunDescription, RunList
     from perdure.model.records import Hold
     from perdure.workflows.types import ErrorView
@@ -26,7 +28,7 @@ Shape = dict[str, Any]
 RUN = (
     *("id", "workflow", "version", "status", "input", "result", "error", "parent", "tags"),
     *("created_at", "updated_at", "ended_at", "generation", "recoveries", "owner", "waiting_for", "drift", "published"),
-    *("held", "cancel_reason", "cancel_pending"),
+    *("held", "cancel_reason", "cancel_pending", "queue", "partition", "priority"),
 )
 HOLD = ("kind", "reason", "location", "line", "recorded", "asked")
 UNREADABLE_RUN = ("id", "reason")
@@ -40,7 +42,24 @@ DEAD_LETTER = (
     *("id", "kind", "reason", "event_id", "event_name", "value", "original_target"),
     *("target_status", "target_ended_at", "sent_at"),
 )
+QUEUE = (
+    *("name", "declared", "override", "effective", "partitioned", "paused", "waiting", "held", "partitions_waiting"),
+    *("oldest", "next_admission_at", "admissions_last_minute", "limited_by", "holders"),
+)
+QUEUE_LIMITS = (
+    *("concurrency", "worker_concurrency", "rate", "partition_concurrency", "partition_rate", "max_waiting"),
+)
+QUEUE_PAUSE = ("by", "reason", "since")
+SLOT_HOLDERS = ("executing", "suspended", "held", "held_runs")
+WAITING_RUN = ("run_id", "partition", "priority", "since", "position", "cursor", "eligible_at", "expires_at")
 REJECTED_REQUEST = ("event_id", "event_name", "at", "type", "message")
+SCHEDULE = (
+    *("id", "workflow", "input", "rule", "tz", "overlap", "catch_up", "limit", "next_slots", "pending", "finished"),
+    *("started", "skipped", "missed", "conflicts", "triggered", "last_run", "declared_by", "created_at", "tags"),
+    *("queue", "note", "pause_on_failure"),
+)
+SCHEDULE_PAUSE = ("by", "reason", "since")
+SLOT = ("slot", "outcome", "run_id", "last", "count")
 WORKER = ("id", "pool", "alive", "runs", "pid", "host", "started_at", "lease_until", "workflows")
 FINDING = ("kind", "severity", "text", "advice", "subject", "repairable")
 LINT_FINDING = ("path", "line", "workflow", "text", "remedy")
@@ -87,6 +106,36 @@ def rejected_shape(rejected: RejectedRequest) -> Shape:
 
 def dead_letter_shape(dead_letter: DeadLetterView[Any]) -> Shape:
     return _shape(dead_letter, DEAD_LETTER)
+
+
+def schedule_shape(schedule: ScheduleDescription) -> Shape:
+    paused = None if schedule.paused is None else _shape(schedule.paused, SCHEDULE_PAUSE)
+    return _shape(schedule, SCHEDULE, paused=paused, recent=[_shape(each, SLOT) for each in schedule.recent])
+
+
+def queue_shape(queue: QueueDescription) -> Shape:
+    return _shape(
+        queue,
+        QUEUE,
+        declared=_limits_shape(queue.declared),
+        override={name: _rate_shape(limit) for name, limit in queue.override.items()},
+        effective=_limits_shape(queue.effective),
+        paused=None if queue.paused is None else _shape(queue.paused, QUEUE_PAUSE),
+        oldest=None if queue.oldest is None else waiting_run_shape(queue.oldest),
+        holders=_shape(queue.holders, SLOT_HOLDERS),
+    )
+
+
+def waiting_run_shape(waiting: WaitingRun) -> Shape:
+    return _shape(waiting, WAITING_RUN)
+
+
+def _limits_shape(limits: QueueLimits) -> Shape:
+    return {name: _rate_shape(getattr(limits, name)) for name in QUEUE_LIMITS}
+
+
+def _rate_shape(limit: Any) -> Any:
+    return {"limit": limit.limit, "per": limit.per} if hasattr(limit, "per") else limit
 
 
 def worker_shape(worker: WorkerView) -> Shape:

@@ -29,6 +29,8 @@ from perdure.errors import (
     RunInUse,
     RunNotFound,
     RunTerminated,
+    ScheduleConflict,
+    ScheduleNotFound,
     StoreError,
     WorkflowMisuse,
 )
@@ -45,8 +47,10 @@ STORE_TIMEOUT_SECONDS = 5.0  # a command gives up when the store is unavailable 
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (RunNotFound, NOT_FOUND),
+    (ScheduleNotFound, NOT_FOUND),
     (InvalidToken, NOT_FOUND),
     (RunConflict, CONFLICT),
+    (ScheduleConflict, CONFLICT),
     (RunTerminated, CONFLICT),
     (QueueFull, CONFLICT),
     (InvalidPayload, USAGE),
@@ -183,6 +187,8 @@ def advice_for(error: BaseException) -> str:
             return error.advice
         case RunNotFound():
             return f"perdure ls --prefix {str(run_id)[:8]}"
+        case ScheduleNotFound():
+            return "perdure schedules ls"
         case RunInUse():
             return f"perdure terminate {run_id}"
         case RunTerminated():

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from perdure.cli import options
@@ -18,10 +19,11 @@ from perdure.cli.settings import existing_store, store_url
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from perdure.client.client import Client, Run
+    from perdure.client.client import Client
+    from perdure.client.run_handle import Run
     from perdure.client.views import RunDescription
     from perdure.workflows.definition import Workflow
-    from perdure.workflows.start_options import StartOptions
+    from perdure.workflows.start_options import StartKeywords, StartOptions
 
     Begin = Callable[[Client], Awaitable[Run[Any]]]
 
@@ -51,6 +53,58 @@ IfExistsOption = Annotated[
         metavar="WHAT",
         help="If the id is taken: observe, reject, restart_ended (restart an ended run) or restart (also an open run, "
         "which is terminated).",
+    ),
+]
+
+
+class OnDuplicateChoice(StrEnum):
+    """What `start` does if the dedupe key is taken."""
+
+    EXISTING = "existing"
+    REPLACE = "replace"
+    REFUSE = "refuse"
+
+
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue",
+        "-q",
+        metavar="NAME",
+        help="Wait in this work queue; an empty name bypasses the queue of the workflow.",
+        show_default=False,
+    ),
+]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        "--priority", metavar="N", min=-100, max=100, help="Smaller is admitted first. Default: 0.", show_default=False
+    ),
+]
+Partition = Annotated[
+    str | None,
+    typer.Option("--partition", metavar="KEY", help="The partition of the queue.", show_default=False),
+]
+Dedupe = Annotated[
+    str | None,
+    typer.Option("--dedupe", metavar="KEY", help="Join the open run of the queue with this key.", show_default=False),
+]
+OnDuplicate = Annotated[
+    OnDuplicateChoice | None,
+    typer.Option(
+        "--on-duplicate",
+        metavar="WHAT",
+        help="If the key is taken: existing (the default), replace (the payload of a waiting run) or refuse.",
+        show_default=False,
+    ),
+]
+MaxWait = Annotated[
+    str | None,
+    typer.Option(
+        "--max-wait",
+        metavar="TIME",
+        help="Cancel the run if it is not admitted in this time: 30s, 2h.",
+        show_default=False,
     ),
 ]
 FirstMessages = Annotated[
@@ -92,6 +146,12 @@ def start(
     timeout: Timeout = None,
     if_exists: IfExistsOption = IfExistsChoice.OBSERVE,
     send: FirstMessages = None,
+    queue: Queue = None,
+    priority: Priority = None,
+    partition: Partition = None,
+    dedupe: Dedupe = None,
+    on_duplicate: OnDuplicate = None,
+    max_wait: MaxWait = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result.")] = False,
     app: options.App = None,
     store: options.Store = None,
@@ -115,6 +175,12 @@ def start(
             delay=None if delay is None else duration(delay),
             timeout=None if timeout is None else duration(timeout),
             if_exists=if_exists.value,
+            queue=UNSET if queue is None else queue or None,
+            priority=priority,
+            partition=partition,
+            dedupe=dedupe,
+            on_duplicate=None if on_duplicate is None else on_duplicate.value,
+            max_wait=None if max_wait is None else duration(max_wait),
         )
         messages = [_message_of(text) for text in send or ()]
         if app is None and ":" in name:
@@ -185,18 +251,29 @@ def _start_by_name(name: str, payload: str | None, given: StartOptions, messages
                 f"{published}; or name the code: module:workflow or --app TARGET",
                 NOT_FOUND,
             )
-        return await client.start(
-            name,
-            dict(value),
-            id=given.id,
-            tags=given.tags,
-            delay=given.delay,
-            timeout=given.timeout,
-            if_exists=given.if_exists,
-            send=messages,
-        )
+        return await client.start(name, dict(value), **_keywords(given, messages))
 
     return begin
+
+
+def _keywords(given: StartOptions, messages: list[tuple[str, Any]]) -> StartKeywords:
+    """Return options as keyword arguments."""
+    keywords: StartKeywords = {
+        "id": given.id,
+        "tags": given.tags,
+        "delay": given.delay,
+        "timeout": given.timeout,
+        "if_exists": given.if_exists,
+        "send": messages,
+        "priority": given.priority,
+        "partition": given.partition,
+        "dedupe": given.dedupe,
+        "on_duplicate": given.on_duplicate,
+        "max_wait": given.max_wait,
+    }
+    if not isinstance(given.queue, UnsetType):
+        keywords["queue"] = given.queue
+    return keywords
 
 
 async def _start(client: Client, begin: Begin, wait: bool) -> tuple[bool, RunDescription]:

@@ -1,15 +1,15 @@
 """Client: every call about runs, without executing any.
 
 A facade: each public call is one line that delegates to a component. The components share one `ClientSession`. `Engine`
-is a client with a worker in the same process. `Run` is a handle: it has an id and calls its client.
+is a client with a worker in the same process.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from perdure.client.control import ControlClient
 from perdure.client.dead_letters import DeadLetterClient
@@ -19,12 +19,16 @@ from perdure.client.queries import QueryClient
 from perdure.client.queue_reader import QueueReader
 from perdure.client.queue_views import QueueDescription
 from perdure.client.queues import QueueHandle
+from perdure.client.run_handle import Run
+from perdure.client.schedule_calls import ScheduleCalls
+from perdure.client.schedules import ScheduleClient
 from perdure.client.session import ClientSession
 from perdure.client.starts import StartClient
 from perdure.client.streams import StreamClient
 from perdure.client.views import DeadLetterView, HistoryEntry, RunDescription, RunList, StreamItemView, Suspended
 from perdure.clock import SYSTEM_CLOCK, Clock
 from perdure.config import EngineConfig
+from perdure.execution.backfill import BackfillResult
 from perdure.model.queries import RunQuery
 from perdure.model.records import RunStatus
 from perdure.model.tags import TagValue
@@ -32,6 +36,7 @@ from perdure.model.validation import check_name, check_seconds
 from perdure.stores.protocol import Store
 from perdure.workflows.context import Context
 from perdure.workflows.definition import BoundWorkflow, Workflow
+from perdure.workflows.schedules import Overlap
 from perdure.workflows.start_options import StartKeywords
 from perdure.workflows.types import Complete
 
@@ -46,12 +51,11 @@ F = TypeVar("F")
 G = TypeVar("G")
 H = TypeVar("H")
 T = TypeVar("T")
-R_co = TypeVar("R_co", covariant=True)
 Body = Coroutine[Any, Any, R]
 Timeout = float | timedelta | None
 
 
-class Client:
+class Client(ScheduleCalls):
     """Starts, queries and controls runs; workers in other processes execute them.
 
     Use it as `async with Client(url) as client:`, from one event loop.
@@ -62,9 +66,10 @@ class Client:
         self._queries = QueryClient(session)
         self._starts = StartClient(session, self._queries)
         self._control = ControlClient(session)
+        self._schedules = ScheduleClient(session, self._starts)
         self._messages = MessageClient(session)
         self._deferreds = DeferredClient(session)
-        self._dead_letters = DeadLetterClient(session)
+        self._dead_letters = DeadLetterClient(session, self._schedules)
         self._streams = StreamClient(session)
         self._queue_reader = QueueReader(session)
 
@@ -445,6 +450,21 @@ class Client:
         """
         return Run(await self._control.fork(run_id, location, id), self, None, created=True)
 
+    async def trigger_schedule(self, id: str, overlap: Overlap | None = None) -> Run[Any]:
+        """Start a run of a schedule now, beside its rule. With "skip", an open run is returned instead."""
+        run_id, created = await self._schedules.trigger(id, overlap)
+        return Run(run_id, self, None, created=created)
+
+    async def backfill_schedule(
+        self, id: str, start: datetime, end: datetime, overlap: Overlap = "queue"
+    ) -> Run[BackfillResult]:
+        """Start the runs of a schedule's time slots in [start, end) that have none. `end` is not in the future.
+
+        Returns an internal run, which does this in pages and returns how many it started. `overlap` is "queue", "skip"
+        or "allow". Raises `ScheduleNotFound`.
+        """
+        return Run(await self._schedules.backfill(id, start, end, overlap), self, None, created=True)
+
     # --- messages
 
     async def send(self, run_id: str, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
@@ -567,6 +587,8 @@ class Client:
     async def replay_dead_letter(self, dead_letter_id: str, to: str | None = None) -> bool:
         """Send the event of a dead letter again, to its topic or to run `to`, and remove the dead letter.
 
+        For missed time slots of a schedule, start their runs (`backfill_schedule`).
+
         Both are one write: of concurrent calls one delivers the event, once. False if the dead letter does not exist.
         Raises what `send` raises; then the dead letter stays.
         """
@@ -575,49 +597,3 @@ class Client:
     async def remove_dead_letter(self, dead_letter_id: str) -> bool:
         """Delete a dead letter. False if it does not exist, for example because another caller removed it."""
         return await self._dead_letters.remove(dead_letter_id)
-
-
-class Run(Generic[R_co]):
-    """A handle on one run: its `id`, whether the call that returned the handle `created` it, and calls about it."""
-
-    __slots__ = ("_client", "_definition", "created", "id")
-
-    def __init__(self, run_id: str, client: Client, definition: Workflow[Any, Any] | None, created: bool) -> None:
-        self.id = run_id
-        self.created = created
-        self._client = client
-        self._definition = definition
-
-    async def status(self) -> RunStatus:
-        """Return the status of the run. Raises `RunNotFound`."""
-        return (await self._client.describe(self.id)).status
-
-    async def result(self, timeout: float | timedelta | None = None, raise_if_held: bool = False) -> R_co:
-        """Wait for the end of the run and return its value; see `Client.result`."""
-        result: R_co = await self._client._queries.result(
-            self.id, timeout, self._definition, raise_if_held=raise_if_held
-        )
-        return result
-
-    async def describe(self) -> RunDescription:
-        """Return everything about the run but its history; see `Client.describe`."""
-        return await self._client.describe(self.id)
-
-    async def cancel(self, reason: str | None = None) -> bool:
-        """Request cancellation of the run; see `Client.cancel`."""
-        return await self._client.cancel(self.id, reason)
-
-    async def tag(self, tags: Mapping[str, TagValue | None] | None = None, /, **named: TagValue | None) -> None:
-        """Change tags of the run; see `Client.tag`."""
-        await self._client.tag(self.id, tags, **named)
-
-    async def send(self, event: Any, payload: Any = None, *, event_id: str | None = None) -> None:
-        """Put an event into the run's mailbox; see `Client.send`."""
-        await self._client.send(self.id, event, payload, event_id=event_id)
-
-    def watch(self) -> AsyncIterator[HistoryEntry]:
-        """Yield the run's entries as they change; see `Client.watch`."""
-        return self._client.watch(self.id)
-
-    def __repr__(self) -> str:
-        return f"<run {self.id}>"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 
 from perdure.client.rewind import plan_fork, plan_rewind
 from perdure.client.session import ClientSession
-from perdure.errors import InvalidArgument, RunConflict, RunInUse, RunNotFound, StoreError
+from perdure.errors import RunConflict, RunInUse, RunNotFound, StoreError
 from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.store_writes import build_end_run, cancel_message, raise_for_delivery, tag_message
 from perdure.model.ids import new_creation_id, new_run_id, new_token, shard_of
 from perdure.model.records import Message, RunRecord
+from perdure.model.schedule_records import KIND, SCHEDULE_TAG, SLOT_TAG, decode_schedule
 from perdure.model.tags import TagChanges
-from perdure.model.validation import check_name, check_tag_changes, check_text, is_internal
+from perdure.model.validation import check_name, check_tag_changes, check_text
 from perdure.stores.results import (
     AlreadyEnded,
     AlreadyStarted,
@@ -25,6 +27,7 @@ from perdure.stores.results import (
     WriteResult,
 )
 from perdure.stores.writes import TagRun
+from perdure.workflows.internal import refuse_internal
 
 MAX_DELETE_ATTEMPTS = 5  # each finalizes all ended runs that need it
 MAX_TAG_ATTEMPTS = 20
@@ -68,14 +71,15 @@ class ControlClient:
 
     async def terminate(self, run_id: str) -> bool:
         run_id = check_name("a run's id", run_id)
-        result = await self._end(run_id, await self._read_retention(run_id), only_if_not_started=False)
+        retention = await self._read_retention(run_id, refused_action="terminated")
+        result = await self._end(run_id, retention, only_if_not_started=False)
         return isinstance(result, Committed)
 
     async def tag(self, run_id: str, given: TagChanges | None, named: TagChanges) -> None:
         session = self._session
         for _ in range(MAX_TAG_ATTEMPTS):
             record = await session.get_run(run_id)
-            _refuse_internal(record, "tagged")
+            refuse_internal(record, "tagged")
             changes = check_tag_changes(given, named, tags=record.tags)
             result = await session.committer.write(TagRun(run_id=record.id, tags=changes))
             if isinstance(result, Superseded):  # its worker applies the change, in order with the run's own
@@ -90,8 +94,12 @@ class ControlClient:
 
     async def delete(self, run_id: str) -> None:
         run_id, session = check_name("a run's id", run_id), self._session
-        if (await session.read(lambda: session.store.records([run_id])))[0] is None:
+        found = (await session.read(lambda: session.store.records([run_id])))[0]
+        if found is None:
             raise RunNotFound(run_id)
+        if isinstance(found, RunRecord):
+            refuse_internal(found, "deleted")
+            await self._refuse_pending_slot(found)
         for _ in range(MAX_DELETE_ATTEMPTS):
             result = await session.read(lambda: session.store.delete_run(run_id))
             if not isinstance(result, RunRetained):  # a missing run: an earlier attempt, or another caller, deleted it
@@ -103,6 +111,17 @@ class ControlClient:
         raise StoreError(
             f"run {run_id!r} cannot be deleted yet: its end is still being processed; try again", retryable=True
         )
+
+    async def _refuse_pending_slot(self, record: RunRecord) -> None:
+        """Raise `RunInUse` if the run belongs to a pending time slot: a worker may still create it, again."""
+        session, schedule_id, slot = self._session, record.tags.get(SCHEDULE_TAG), record.tags.get(SLOT_TAG)
+        if not isinstance(schedule_id, str) or not isinstance(slot, datetime):
+            return
+        document = await session.read(lambda: session.store.document(KIND, schedule_id))
+        if document is None:
+            return
+        if any(each.slot == slot.timestamp() for each in decode_schedule(document.body).pending):
+            raise RunInUse(record.id, f"its time slot of schedule {schedule_id!r} is being started; try again later")
 
     async def _finalize_ended_runs(self) -> None:
         """Do what remains to be done after the end of runs, as a worker does: there may be none."""
@@ -120,7 +139,7 @@ class ControlClient:
         session, turn_id = self._session, new_token()
         for _ in range(MAX_REWIND_ATTEMPTS):
             snapshot = await session.load_snapshot(run_id)
-            _refuse_internal(snapshot.record, "rewound")
+            refuse_internal(snapshot.record, "rewound")
             write = plan_rewind(snapshot, location, now=session.clock.now(), turn_id=turn_id)
             if isinstance(await session.committer.write(write), Committed):
                 self._notify_changed(run_id)
@@ -136,7 +155,7 @@ class ControlClient:
         session, location = self._session, check_text("a location", location)
         chosen_id = None if new_id is None else check_name("a run's id", new_id)
         snapshot, now = await session.load_snapshot(run_id), session.clock.now()
-        _refuse_internal(snapshot.record, "forked")
+        refuse_internal(snapshot.record, "forked")
         fork_id = chosen_id or new_run_id(now)
         shard = shard_of(fork_id, session.config.shards)
         write = plan_fork(snapshot, location, run_id=fork_id, created_by=new_creation_id(), shard=shard, now=now)
@@ -145,10 +164,15 @@ class ControlClient:
         session.local_worker.run_has_messages(fork_id)
         return fork_id
 
-    async def _read_retention(self, run_id: str) -> float | None:
-        """Return how long a run is retained after its end; None if it has no retention of its own."""
+    async def _read_retention(self, run_id: str, refused_action: str | None = None) -> float | None:
+        """Return how long a run is retained after its end; None if it has no retention of its own.
+
+        Raises `WorkflowMisuse` if the run is internal and does not accept the action.
+        """
         session = self._session
         found = (await session.read(lambda: session.store.records([run_id])))[0]
+        if refused_action is not None and isinstance(found, RunRecord):
+            refuse_internal(found, refused_action)
         return found.retention if isinstance(found, RunRecord) else None
 
     async def _end(self, run_id: str, retention: float | None, *, only_if_not_started: bool) -> WriteResult:
@@ -162,12 +186,3 @@ class ControlClient:
     def _notify_changed(self, run_id: str) -> None:
         self._session.waiters.notify((run_id,))
         self._session.local_worker.run_ended_externally(run_id)
-
-
-def _refuse_internal(record: RunRecord, action: str) -> None:
-    """Raise `InvalidArgument` if the run is one that perdure started for itself."""
-    if is_internal(record.workflow):
-        raise InvalidArgument(
-            f"run {record.id!r} of {record.workflow!r} is perdure's own and cannot be {action}; "
-            "it can be cancelled, paused and resumed"
-        )

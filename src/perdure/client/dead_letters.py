@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from perdure.client.schedules import ScheduleClient
 from perdure.client.session import ClientSession
 from perdure.client.views import DeadLetterView, dead_letter_view
 from perdure.errors import WorkflowMisuse
@@ -12,6 +13,7 @@ from perdure.execution.store_writes import build_publish, fan_out_all, raise_for
 from perdure.model.ids import new_token
 from perdure.model.queries import MAX_LIMIT
 from perdure.model.records import DeadLetter
+from perdure.model.schedule_records import KIND as SCHEDULE_KIND
 from perdure.model.validation import check_count, check_name, check_text
 from perdure.stores.results import DeadLetterMissing
 from perdure.stores.writes import DeliverMessage, PublishEvent, ReplayDeadLetter
@@ -21,8 +23,9 @@ from perdure.workflows.events import EventOptions, build_message, build_topic_ev
 class DeadLetterClient:
     """The calls `dead_letters`, `replay_dead_letter` and `remove_dead_letter` of a client; `Client` documents them."""
 
-    def __init__(self, session: ClientSession) -> None:
+    def __init__(self, session: ClientSession, schedules: ScheduleClient) -> None:
         self._session = session
+        self._schedules = schedules
 
     async def dead_letters(
         self, event: Any, kind: str | None, limit: int, after: str | None
@@ -42,6 +45,8 @@ class DeadLetterClient:
         dead_letter = await session.read(lambda: session.store.dead_letter(dead_letter_id))
         if dead_letter is None:
             return False
+        if dead_letter.kind == SCHEDULE_KIND:
+            return await self._replay_slots(dead_letter, to)
         send = self._build_replay(dead_letter, to)
         result = await session.committer.write(
             ReplayDeadLetter(dead_letter_id=dead_letter_id, send=send), lambda _: self._notify_local_worker(send)
@@ -53,6 +58,16 @@ class DeadLetterClient:
         else:
             await fan_out_all(send.event.topic, result, session.store_session, wait_for_store=False)
         return True
+
+    async def _replay_slots(self, dead_letter: DeadLetter, to: str | None) -> bool:
+        """Start the missed slots of a schedule, then remove the dead letter. Return whether it was there.
+
+        The internal run has an id of this dead letter, so that concurrent calls start one.
+        """
+        if to is not None or dead_letter.value is None:
+            raise WorkflowMisuse(f"dead letter {dead_letter.id!r} has no event that could be sent to a run; omit `to`")
+        await self._schedules.backfill_missed(dead_letter.id, dead_letter.value)
+        return await self.remove(dead_letter.id)
 
     async def remove(self, dead_letter_id: str) -> bool:
         session, dead_letter_id = self._session, check_text("a dead letter's id", dead_letter_id)

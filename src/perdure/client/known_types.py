@@ -14,6 +14,7 @@ from perdure.errors import InvalidPayload, WorkflowMisuse
 from perdure.model.records import Entry, EntryStatus, Message, RunRecord
 from perdure.workflows.definition import REGISTRY, Workflow
 from perdure.workflows.events import event_class
+from perdure.workflows.internal import INTERNAL, is_internal_name
 from perdure.workflows.messages import received_messages
 from perdure.workflows.steps import STEPS, Raises
 
@@ -34,6 +35,8 @@ class KnownTypes:
 
     def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
         """Return the definition of this name and version; None if there is none, or more than one."""
+        if is_internal_name(name):
+            return INTERNAL.find(name, version)
         own = self._own.get((name, version))
         if own is not None:
             return own

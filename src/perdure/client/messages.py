@@ -15,6 +15,7 @@ from perdure.model.ids import new_token
 from perdure.model.records import RunRecord, RunStatus
 from perdure.model.validation import check_name, check_seconds
 from perdure.workflows.events import build_message, build_topic_event, encode_event
+from perdure.workflows.internal import is_internal_name, refuse_internal
 from perdure.workflows.replies import find_reply
 
 
@@ -53,6 +54,8 @@ class MessageClient:
         name, now = _check_event_id(event_id), session.clock.now()
         message = build_message(options, body, event_id=name, sent_at=now, wants_reply=wants_reply)
         run_id = check_name("a run's id", run_id)
+        if is_internal_name(run_id) and (record := await session.find_run(run_id)) is not None:
+            refuse_internal(record, "sent to")
         result = await session.deliver(run_id, message, session.config.max_pending_events)
         raise_for_delivery(run_id, result, message.name)
         return name

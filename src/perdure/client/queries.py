@@ -37,6 +37,7 @@ from perdure.model.records import Hold, RunRecord, RunStatus, WorkerRecord
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.stores.results import StoredEntry, UnreadableRun
 from perdure.workflows.definition import Workflow
+from perdure.workflows.internal import is_internal_name
 from perdure.workflows.types import Complete, error_view
 
 
@@ -244,8 +245,10 @@ class QueryClient:
         if self._session.local_worker.can_execute(record):
             return True
         now, wanted = self._session.clock.now(), (record.workflow, record.version)
-        alive = (each for each in workers if each.pool == record.pool and not each.fenced and each.lease_until >= now)
-        return any(wanted in worker.workflows for worker in alive)
+        alive = [each for each in workers if not each.fenced and each.lease_until >= now]
+        if is_internal_name(record.workflow):  # every worker serves internal runs
+            return bool(alive)
+        return any(wanted in worker.workflows for worker in alive if worker.pool == record.pool)
 
     def _decode_result(self, record: RunRecord, definition: Workflow[Any, Any] | None, type: Any) -> Any:
         assert record.result is not None

@@ -80,7 +80,7 @@ class QueueReader:
             paused=pause_view(summary.paused),
             waiting=summary.waiting,
             held=summary.held,
-            partitions_waiting=len({each.partition for each in (*places, *view.partitions)}),
+            partitions_waiting=len({each.partition for each in places} | {each.partition for each in view.partitions}),
             oldest=_oldest(eligible),
             next_admission_at=to_datetime_or_none(planned.next_at),
             admissions_last_minute=recent_admissions(view, now),

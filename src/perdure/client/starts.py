@@ -16,7 +16,7 @@ from perdure.execution.store_writes import raise_for_delivery
 from perdure.execution.waiters import ChangeFuture
 from perdure.model.queue_records import QueueSettings
 from perdure.model.records import RunRecord
-from perdure.model.validation import check_name, check_public_name
+from perdure.model.validation import check_public_name
 from perdure.stores.results import AlreadyEnded, Created, IdTaken, Joined, QueueMissing, WriteResult
 from perdure.stores.writes import CreateRun, DeliverMessage
 from perdure.workflows.definition import BoundWorkflow
@@ -42,7 +42,7 @@ class StartClient:
 
     async def start(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[StartRequest, str, bool]:
         """Start a run. Return its request, the id of the run, and whether this call created the run."""
-        request = await self._build_request(wf, args, given)
+        request = await self.build_request(wf, args, given)
         creating = self._create_owned(request) or self._create_unowned(request)
         return (request, *await self._on_result(request, await creating))
 
@@ -52,7 +52,7 @@ class StartClient:
         If the local worker executes the run, the caller is woken at its end only. A wake-up at creation as well would
         delay the commit of the first step by 4 us.
         """
-        request = await self._build_request(wf, args, given)
+        request = await self.build_request(wf, args, given)
         session, waiters, run_id = self._session, self._session.waiters, request.record.id
         ended = waiters.wait(run_id, end=True)
         try:
@@ -71,18 +71,18 @@ class StartClient:
         finally:
             waiters.remove(run_id, ended, end=True)
 
-    async def _build_request(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> StartRequest:
+    async def build_request(self, wf: Any, args: tuple[Any, ...], given: dict[str, Any]) -> StartRequest:
+        """Validate a start and return the request. Nothing is stored."""
         session = self._session
         codec, config = session.codec, session.config
         options, kwargs = NO_OPTIONS, given
         if given and not isinstance(wf, BoundWorkflow):
             options, kwargs = split_keywords(given)
         if isinstance(wf, str):
-            wf = check_name("a workflow's name", wf)
+            wf = check_public_name("a workflow's name", wf)
             found = session.known_types.latest(wf)
             wf = wf if found is None else found
         if isinstance(wf, str):
-            wf = check_public_name("a workflow's name", wf)
             workers = await session.read(session.store.workers)
             now = session.clock.now()
             request = build_start_request_by_name(

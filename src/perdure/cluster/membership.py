@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from perdure.clock import StoreClock
-from perdure.cluster.shard_assignment import assigned_shards
+from perdure.cluster.shard_assignment import assigned_shards, assigned_worker
+from perdure.model.ids import shard_of
 from perdure.model.records import Takeover, WorkerRecord
 from perdure.model.shards import ShardAssignment, WorkflowVersions
 from perdure.stores.protocol import Store
@@ -185,6 +186,14 @@ class Membership:
         if self._assignments is None or self._assignments[0] != workflows:
             self._assignments = (workflows, assigned_shards(self.id, workflows, self._others, self._shards))
         return self._assignments[1]
+
+    def is_assigned(self, name: str) -> bool:
+        """Return whether this worker has the work of this name, which any worker of any pool can do."""
+        if self._stopping:
+            return False
+        # A worker that stops accepting has no workflows. So does one that never had any, which then gets no work.
+        others = [other.id for other in self._all_others if other.workflows]
+        return assigned_worker(shard_of(name, self._shards), [self.id, *others]) == self.id
 
     def live_workers(self) -> tuple[WorkerRecord, ...]:
         """Return the workers of all pools that this worker knows to be alive, and itself."""

@@ -56,6 +56,12 @@ class Parameters:
         known = resolve_annotations(self._fn, self._enclosing_names)
         return {each.name: known.get(each.name, Any) for each in self._parameters}
 
+    @property
+    def required(self) -> list[str]:
+        """The names of the parameters without a default."""
+        variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        return [each.name for each in self._parameters if each.default is Parameter.empty and each.kind not in variable]
+
     def find_unknown(self, names: Iterable[str]) -> list[str]:
         """Return the names that no parameter takes, sorted."""
         if any(each.kind is Parameter.VAR_KEYWORD for each in self._parameters):

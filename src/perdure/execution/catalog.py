@@ -9,6 +9,7 @@ from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.shards import WorkflowVersions
 from perdure.model.validation import describe_value
 from perdure.workflows.definition import REGISTRY, Workflow
+from perdure.workflows.internal import INTERNAL, is_internal_name
 
 
 class Catalog:
@@ -52,6 +53,8 @@ class Catalog:
         return key in self._own
 
     def find(self, name: str, version: int) -> Workflow[Any, Any] | None:
+        if is_internal_name(name):
+            return INTERNAL.find(name, version)
         own = self._own.get((name, version))
         if own is None and self._open:
             return REGISTRY.find(name, version)
@@ -64,6 +67,12 @@ class Catalog:
         """
         versions = [version for known, version in self.workflow_versions() if known == name]
         return self.find(name, max(versions)) if versions else None
+
+    def all_latest(self) -> list[Workflow[Any, Any]]:
+        """Return the definition with the highest version of each name, in order of name."""
+        versions = dict(sorted(self.workflow_versions()))  # the highest version of a name comes last
+        found = (self.find(name, version) for name, version in versions.items())
+        return [definition for definition in found if definition is not None]
 
     def workflow_versions(self) -> WorkflowVersions:
         """Return name and version of all workflows that this engine can execute.

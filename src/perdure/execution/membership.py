@@ -43,6 +43,9 @@ class MembershipProtocol(Protocol):
     def assignments(self, workflows: WorkflowVersions) -> tuple[ShardAssignment, ...]:
         """Return which runs of these workflows this worker should claim, given the members it knows to be alive."""
 
+    def is_assigned(self, name: str) -> bool:
+        """Return whether this worker has the work of this name, which any worker of any pool can do."""
+
     def live_workers(self) -> tuple[WorkerRecord, ...]:
         """Return the workers of all pools that this worker knows to be alive, and itself."""
 

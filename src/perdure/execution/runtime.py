@@ -11,22 +11,28 @@ from perdure.clock import sleep_on, wait_within
 from perdure.errors import StoreError
 from perdure.execution.admitter import HINT_PREFIX, Admitter
 from perdure.execution.ambiguous_workflows import AmbiguousWorkflows
+from perdure.execution.backfill import InternalServices
 from perdure.execution.catalog import Catalog
 from perdure.execution.claimer import Claimer
 from perdure.execution.coordinator import Coordinator
 from perdure.execution.finalizer import RunFinalizer
 from perdure.execution.held_run_retrier import HeldRunRetrier
+from perdure.execution.internal_claimer import InternalClaimer
 from perdure.execution.late_tags import LateTags
 from perdure.execution.maintenance import BroadcastResumer, RetentionPruner, SlowStepRecorder
 from perdure.execution.membership import MembershipProtocol
 from perdure.execution.periodic import PeriodicTask
 from perdure.execution.queue_gates import QueueGates
 from perdure.execution.retry_queue import WriteCallback
+from perdure.execution.schedule_trigger import ScheduleTrigger
+from perdure.execution.slot_starts import SlotStarter
 from perdure.execution.store_session import StoreSession, retry_store_call
 from perdure.execution.stray_runs import StrayRunFinder
-from perdure.model.records import RunRecord, Takeover
+from perdure.model.records import RunRecord, Takeover, document_hint
+from perdure.model.schedule_records import KIND
 from perdure.stores.results import Created, WriteResult
 from perdure.workflows.definition import Workflow
+from perdure.workflows.internal import INTERNAL, is_internal_name
 from perdure.workflows.tokens import KEY_REFRESH_SECONDS, KEYS
 
 LOGGER = logging.getLogger("perdure.execution")
@@ -37,6 +43,7 @@ STOP_TIMEOUT_SECONDS = 0.5
 LEAVE_TIMEOUT_SECONDS = 1.5
 FINALIZE_DELAY_SECONDS = 0.1
 MAX_OBSERVED = 10_000
+SCHEDULES_HINT = document_hint(KIND)
 
 
 class WorkerRuntime:
@@ -94,6 +101,12 @@ class WorkerRuntime:
         self._late_tags_task = PeriodicTask("late_tags", self._late_tags.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
+        self.slot_starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
+        trigger = ScheduleTrigger(session, member, self.slot_starter, lambda: self.coordinator.draining)
+        self._schedule_task = PeriodicTask("schedules", trigger.tick, clock, interval)
+        self.coordinator.executor.internal = InternalServices(session, self.slot_starter)
+        internal_claimer = InternalClaimer(session.store, self.coordinator, interval)
+        self._internal_task = PeriodicTask("internal", internal_claimer.tick, clock, interval)
         self._admission_task = PeriodicTask("admission", self._admitter.tick, clock, interval)
         self._periodic_tasks = [
             self._admission_task,
@@ -107,6 +120,8 @@ class WorkerRuntime:
             PeriodicTask("slow_steps", SlowStepRecorder(self.coordinator).tick, clock, interval),
             PeriodicTask("retention", RetentionPruner(session.store, config).tick, clock, interval),
             PeriodicTask("keys", self._read_keys, clock, interval),
+            self._schedule_task,
+            self._internal_task,
             PeriodicTask("stray_runs", StrayRunFinder(session.store, self.coordinator).tick, clock, interval),
         ]
         self._rejoin_task: asyncio.Task[None] | None = None
@@ -218,6 +233,8 @@ class WorkerRuntime:
         """Handle a local notification that a run has messages or is due."""
         self.coordinator.on_messages([run_id])
         self._claim_task.trigger()
+        if is_internal_name(run_id):
+            self._internal_task.trigger()
 
     def runs_may_be_due(self) -> None:
         """Handle a local notification that some runs have messages or are due."""
@@ -243,10 +260,16 @@ class WorkerRuntime:
     # --- notifications by the store and the coordinator
 
     def can_execute(self, record: RunRecord) -> bool:
+        if is_internal_name(record.workflow):
+            return INTERNAL.find(record.workflow, record.version) is not None
         return record.pool == self._pool and (record.workflow, record.version) in self._catalog.workflow_versions()
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
         """Check for due runs and messages, unless the change hint is about runs that are active here."""
+        if run_ids is not None and SCHEDULES_HINT in run_ids:
+            self._schedule_task.trigger()
+        if run_ids is not None and any(map(is_internal_name, run_ids)):
+            self._internal_task.trigger()
         run_ids = self._handle_queue_hints(run_ids)
         if run_ids is not None and not run_ids:
             return
@@ -349,6 +372,7 @@ class WorkerRuntime:
         """Retry held runs: the code of this process, or of a worker that has joined, may be able to continue them."""
         self._held_retrier.on_members_changed()
         self._held_task.trigger()
+        self._schedule_task.trigger()  # this worker may be the one that fires schedules now
 
     async def _read_keys(self, now: float) -> float | None:
         """Read the keys that sign the tokens of deferreds. A new key signs after all workers had time to read it."""

@@ -29,6 +29,7 @@ from perdure.model.locations import is_cleanup
 from perdure.model.records import ErrorRecord
 from perdure.model.turns import RunStep, StepDone
 from perdure.retry import read_retry_after
+from perdure.workflows.internal import INTERNAL_PREFIX
 from perdure.workflows.step_context import CurrentStep, _current_step
 from perdure.workflows.steps import StepCall, StepOptions
 from perdure.workflows.types import Complete
@@ -123,6 +124,7 @@ class StepExecutor:
         self._limit = limit
         self._on_completed = on_completed
         self._stream_writer = stream_writer
+        self.internal: Any = None  # the same for steps of internal runs: services of the worker
         self.state: Any = None  # what the lifespan of the process yielded, for `current_step().state`
         self._heartbeats = Heartbeats(clock, codec, on_progress)
         self._threads = StepThreadPool()
@@ -143,7 +145,7 @@ class StepExecutor:
         attempt = Attempt(run_id, workflow, step, self._stream_writer, self._heartbeats)
         if may_have_run_elsewhere or self._stream_writer.written:
             self._stream_writer.on_attempt_started(attempt, may_have_run_elsewhere=may_have_run_elsewhere)
-        attempt.state = self.state
+        attempt.state = self.internal if workflow.startswith(INTERNAL_PREFIX) else self.state
         self._running.setdefault(run_id, {})[step.location] = attempt
         if self._slots_taken < self._limit:
             self._start(attempt, now)

@@ -71,6 +71,8 @@ class RunQuery(Struct, frozen=True, kw_only=True):
         if self.waiting_for is not None:
             awaited = parse_awaited(self.waiting_for)
             force_setattr(self, "waiting_for", str(awaited))
+        if not isinstance(self.internal, bool):
+            raise InvalidArgument(f"RunQuery.internal must be True or False, not {describe_value(self.internal)}")
         if self.where is not None:
             where = parse_filter(self.where) if isinstance(self.where, str) else check_filter(self.where)
             force_setattr(self, "where", where)

@@ -111,6 +111,8 @@ class TurnBuilder:
         pending_entries = self._entries.pending
         for location, pending in pending_entries.items():
             kind = _WAITS.get(pending.kind)
+            if kind == "child" and location in self._attempts.effects_to_start:
+                continue  # the run is paused; after a resume, a wait for the child would prevent its start
             if kind is not None:
                 names = pending.awaited if pending.awaited is not None else {pending.name}
                 until = self._entries.deadlines.due_at(pending.name) if kind == "deferred" else pending.due_at

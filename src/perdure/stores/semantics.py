@@ -136,7 +136,7 @@ def qualifies_for_fast_path(write: Write) -> bool:
 
 def is_created_alone(write: CreateRun) -> bool:
     """Return whether more than the row of a new run is written, so that it cannot be inserted with other new runs."""
-    return bool(write.entries or write.inbox or write.received or write.replaces or write.place)
+    return bool(write.entries or write.inbox or write.received or write.replaces or write.place or write.by)
 
 
 def check_batch(batch: Sequence[Write]) -> None:
@@ -222,6 +222,8 @@ def _check_document(write: PutDocument) -> None:
     _check_text("the id of a document", write.id)
     _check_text("a write id", write.write_id)
     _check_bytes(f"the body of document {write.kind}/{write.id}", write.body)
+    for dead_letter in write.dead_letters:
+        _check_text("a dead letter's id", dead_letter.id)
     if write.base < 0:
         raise StoreError(f"the base of document {write.kind}/{write.id} must be at least 0, not {write.base!r}")
 

@@ -309,7 +309,9 @@ def _condition_of_tag(term: Term, dialect: Dialect) -> Condition:
 
 def _tag_condition(kind: str, condition: str, values: tuple[Any, ...], dialect: Dialect) -> Condition:
     """Return the condition that the run has such a tag. `{0}` in its text is the alias of the table of tags."""
-    own = f"EXISTS (SELECT 1 FROM {dialect.tags} t WHERE t.run_pk = {dialect.runs}.pk AND t.{condition.format('t.')})"
+    # The plus sign keeps SQLite from reading all tags of the range instead of the tag of the run.
+    of_run = condition.format("t.").replace("t.number", "+t.number")
+    own = f"EXISTS (SELECT 1 FROM {dialect.tags} t WHERE t.run_pk = {dialect.runs}.pk AND t.{of_run})"
     driver = Driver(kind, Fragment(f"tag.{condition.format('tag.')}", values))
     return Condition(Fragment(own, values), () if kind == "key" else (driver,))
 

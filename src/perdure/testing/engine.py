@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from perdure.client.client import Run
+from perdure.client.run_handle import Run
 from perdure.client.session import Awaited, Change
 from perdure.client.views import HistoryEntry
 from perdure.clock import to_datetime

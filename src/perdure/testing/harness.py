@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from perdure.client.client import Client, Run
+from perdure.client.client import Client
+from perdure.client.run_handle import Run
 from perdure.client.session import DirectWait
 from perdure.clock import SYSTEM_CLOCK, Clock, sleep_on
 from perdure.config import EngineConfig
@@ -34,7 +35,7 @@ from perdure.workflows.definition import Workflow
 
 R = TypeVar("R")
 HOUR = 3600.0
-WAITED_FOR = ("claim", "finalize", "broadcast", "admission")
+WAITED_FOR = ("claim", "finalize", "broadcast", "admission", "schedules", "internal")
 HANG_TIMEOUT_SECONDS = 60.0  # real seconds that a thread may take before the harness reports that it hangs
 OUTSIDE_TIMEOUT_SECONDS = 2.0  # real seconds for work outside the store, such as cancelling a call to a server
 

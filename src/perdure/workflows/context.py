@@ -21,6 +21,7 @@ from msgspec import Struct
 from perdure.clock import to_datetime
 from perdure.errors import InvalidArgument, WorkflowMisuse
 from perdure.model.ids import origin_of
+from perdure.model.schedule_records import SLOT_TAG
 from perdure.model.tags import Tags, TagValue
 from perdure.model.validation import check_count, check_name, check_seconds, describe_value
 from perdure.workflows.branches import BranchHost, collect_branches, join, map_items, race
@@ -119,6 +120,12 @@ class Context(ChildCalls):
         A change from outside appears when the run is loaded the next time, so a branch on it may diverge.
         """
         return self._run.tags
+
+    @property
+    def schedule_slot(self) -> datetime | None:
+        """Time slot of the schedule that started the run, in UTC; None if no schedule did, or it was triggered."""
+        slot = self._run.info.tags.get(SLOT_TAG)
+        return slot if isinstance(slot, datetime) else None
 
     @property
     def parent(self) -> str | None:

@@ -28,6 +28,7 @@ from perdure.model.validation import (
 from perdure.retry import Retry
 from perdure.workflows.context import Context
 from perdure.workflows.registry import Registry
+from perdure.workflows.schedules import Schedule
 from perdure.workflows.start_options import StartKeywords, StartOptions, build_start_options
 from perdure.workflows.steps import Raises, check_raises
 from perdure.workflows.work_queues import WorkQueue
@@ -54,6 +55,7 @@ class WorkflowOptions:
     raises: Raises = ()
     strict: bool = False
     queue: WorkQueue | str | None = None
+    schedule: Schedule | None = None
 
 
 class Workflow(Generic[P, R_co]):
@@ -131,6 +133,7 @@ def workflow(
     raises: type[Exception] | Raises = (),
     strict: bool = False,
     queue: WorkQueue | str | None = None,
+    schedule: Schedule | None = None,
 ) -> WorkflowDecorator: ...
 def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **options: Any) -> Any:
     """Define a workflow from an `async def` whose first parameter is the Context; the others are the payload."""
@@ -142,6 +145,7 @@ def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **
         definition = Workflow[Any, Any](
             fn, check_public_name("a workflow's name", name or fn.__name__), version, settings
         )
+        _check_schedule(definition)
         REGISTRY.add(definition)
         return definition
 
@@ -172,6 +176,20 @@ def _workflow_options(options: dict[str, Any]) -> WorkflowOptions:
     options["tags"] = check_tags(options.get("tags"))
     refuse_reserved_tags(options["tags"])
     return WorkflowOptions(**options)
+
+
+def _check_schedule(definition: Workflow[Any, Any]) -> None:
+    """Raise `InvalidArgument` if a declared schedule cannot start the workflow."""
+    schedule, required = definition.settings.schedule, definition.parameters.required
+    if schedule is None:
+        return
+    if not isinstance(schedule, Schedule):
+        raise InvalidArgument(f"a workflow's schedule must be a Schedule, not {describe_value(schedule)}")
+    if required:
+        raise InvalidArgument(
+            f"workflow {definition.name!r} declares a schedule, which starts it without a payload, but it has required "
+            f"parameters: {', '.join(required)}; give them defaults, or use engine.schedule(...) with arguments"
+        )
 
 
 def _check_queue(queue: Any) -> WorkQueue | str | None:

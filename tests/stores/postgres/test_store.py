@@ -258,7 +258,7 @@ HOT_QUERIES = {
     "history": (queries.HISTORY, ("r-0001", 0, None)),
     "unfinalized": (queries.UNFINALIZED, (100, 500)),
     "open children": (queries.OPEN_CHILDREN, ("p-3", "", 500)),
-    "next wake": (worker_queries.NEXT_WAKE, ("default",)),
+    "next wake": (worker_queries.NEXT_WAKE, ("default", None)),
     "owned": (worker_queries.OWNED, ("a",)),
     "owned with messages": (worker_queries.OWNED_WITH_MESSAGES, ("a", 100)),
     "release": (worker_queries.RELEASE_RUNS, ("a", 1.0, 1, 500)),
@@ -336,7 +336,7 @@ def test_statements_of_sql_functions_use_indexes(postgres_url: str) -> None:
         for batch in batches:
             await apply_batch(connection, target, batch)
         await connection.fetch(
-            sql(worker_queries.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10
+            sql(worker_queries.CLAIM, target), "a", 900.0, 900.0, "default", ["flow"], [1], [0, 1], 10, 10, [], []
         )
         await connection.fetch(sql(worker_queries.PRUNE, target), 900.0, 10, 50.0)
         await connection.fetch(sql(worker_queries.REMOVE_WORKER, target), "unknown")

@@ -16,6 +16,8 @@ from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.writes import AppendStream, CreateRun, RewindRun, RunPatch, Write
 from perdure.testing.contract.builders import (
     assigned,
+    claim,
+    claim_ids,
     deliver,
     end,
     entry,
@@ -30,6 +32,7 @@ from perdure.testing.contract.builders import (
     waiting,
     worker,
 )
+from perdure.testing.contract.queue_builders import admit_now, configure, queued
 
 STILL_RUNNING = RunPatch(status=RunStatus.RUNNING, owner="a")
 
@@ -262,7 +265,10 @@ def test_a_pruned_run_leaves_no_rows_in_any_table(path: str) -> None:
     async def test(store: SqliteStore) -> None:
         item = StreamItem(stream="log", value=b"1", location="s", at=1.0, writer="w")
         output = TurnExtras(published=(PublishedValue("k", b"1"),), streamed=(item,))
-        await store.commit([*waiting(), publish(consume=False), observe(), deliver()])
+        await store.commit([configure(), queued(tags={"tenant": "acme"})])
+        assert await admit_now(store, 1) == ["r"]
+        assert await claim_ids(store, claim()) == ["r"]
+        await store.commit([*waiting()[1:], publish(consume=False), observe(), deliver()])
         await store.commit([receive(1, "t", target="0/next", seen=2, consumed=(1,))])
         await store.commit([turn(2, entry(), owned=False, extras=output)])
         before = await store._read(rows_of_runs)

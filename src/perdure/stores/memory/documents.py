@@ -38,23 +38,23 @@ class MemoryDocuments:
         self._last_version = 0  # of all documents, so that a version is never given twice
         self.hints: set[str] = set()
 
-    def put(self, write: PutDocument) -> WriteResult:
-        """Write or delete a document if its version is the write's base."""
+    def put(self, write: PutDocument) -> tuple[WriteResult, bool]:
+        """Write or delete a document if its version is the write's base. Return whether this call did so."""
         stored = self._find(write.kind).by_id.get(write.id)
         version, write_id = (None, None) if stored is None else (stored.document.version, stored.write_id)
         refused = rules.refuse_document(write, version, write_id)
         if refused is not None:
-            return refused
+            return refused, False
         before = None if stored is None else stored.document.due_at
         if stored is not None:
             self._remove(write.kind, stored.document)
         if write.body is None:
-            return Committed()
+            return Committed(), True
         self._last_version += 1
         self._add(write, write.body)
         if rules.is_due_earlier(write.due_at, before):
             self.hints.add(document_hint(write.kind))
-        return Committed(version=self._last_version)
+        return Committed(version=self._last_version), True
 
     def _add(self, write: PutDocument, body: bytes) -> None:
         kind = self._kinds.setdefault(write.kind, DocumentKind())

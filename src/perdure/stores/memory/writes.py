@@ -100,13 +100,22 @@ def apply(state: MemoryState, write: Write) -> WriteResult:
         case LeaveQueue():
             return leave_queue(state, write)
         case PutDocument():
-            return state.documents.put(write)
+            return _put_document(state, write)
         case TagRun():
             return _tag(state, write)
 
 
+def _put_document(state: MemoryState, write: PutDocument) -> WriteResult:
+    result, is_written = state.documents.put(write)
+    if is_written:
+        state.add_dead_letters(write.dead_letters)
+    return result
+
+
 def _create(state: MemoryState, write: CreateRun) -> WriteResult:
     record = write.record
+    if write.by is not None and not state.alive(write.by):
+        return Superseded()
     run = state.runs.get(record.id)
     position, last_message_no = 0, write.received
     replaces = run is not None and rules.can_replace(write, run.record, run.needs_finalization)

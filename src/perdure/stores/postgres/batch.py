@@ -27,21 +27,26 @@ from perdure.stores import semantics
 from perdure.stores import sql_rows as rows
 from perdure.stores.postgres.write_encoding import Json, as_json, message, new_run, notified_rows
 from perdure.stores.results import (
+    Admitted,
     AlreadyEnded,
     AlreadyStarted,
     Committed,
     Created,
     DeadLetterMissing,
     EventPublished,
+    Joined,
     LimitReached,
     MessageDelivered,
+    NotQueued,
     ObserverAdded,
+    QueueMissing,
     RunMissing,
     Superseded,
     WriteResult,
 )
 from perdure.stores.writes import (
     CommitTurn,
+    ConfigureQueue,
     CreateRun,
     DeliverMessage,
     FanOut,
@@ -58,6 +63,11 @@ COMMIT_BATCH = "SELECT * FROM {schema}.commit_batch($1, $2, $3, $4, $5, $6, $7, 
 _encode = msgspec.json.Encoder().encode
 _COMMITTED = Committed()
 _CREATED = Created(owned=True)
+_CREATED_WAITING = Created(owned=False)
+_names = msgspec.json.Decoder(tuple[str, ...])
+
+HOLD_MESSAGES = frozenset(("pause", "resume", "cancel"))
+"""Kinds of messages that hold or resume a run that waits in a queue. They are not grouped."""
 
 
 def call(batch: Sequence[Write]) -> tuple[str, list[Any]]:
@@ -93,6 +103,9 @@ class _BatchPlan:
         self._workers: set[str] = set()  # new owners by grouped turns: they must not be removed meanwhile
         self._seen: set[semantics.Key] = set()
         self._creates: list[Json] = []
+        self._queued: list[Json] = []  # new runs with a place
+        self._configured: set[str] = set()  # queues whose settings an earlier write changes
+        self._has_keys = any(_dedupe_key(write) is not None for write in batch)
         self._messages: list[Json] = []
         self._finalizes: list[Json] = []
         self._writes: list[Json] = []
@@ -103,6 +116,9 @@ class _BatchPlan:
             self._add(at, write)
         self._creates.sort(key=itemgetter("id"))  # two batches that create the same runs lock them in one order
         self._documents.sort(key=itemgetter(0, 1))  # as for runs; documents concern no other write
+        if self._queued:
+            self._queued.sort(key=itemgetter("id"))
+            self._writes.insert(0, {"queues": "place", "creates": self._queued})
         self._writes += [document for _, _, document in self._documents]
         self._document = _document(self._turns)
 
@@ -124,10 +140,14 @@ class _BatchPlan:
         key = semantics.run_of(write)
         self._topics.update(_topics_of(write))
         self._assigns_events = self._assigns_events or _touches_topics(write)
-        if isinstance(write, CreateRun) and key not in self._seen and not _is_created_alone(write):
-            self._creates.append(new_run(at, write))
-        elif isinstance(write, DeliverMessage) and (
-            self._is_only_write(write.run_id) or self._gets_only_messages(write.run_id)
+        if isinstance(write, ConfigureQueue):
+            self._configured.add(write.name)
+        if isinstance(write, CreateRun) and key not in self._seen and not self._is_created_alone(write):
+            (self._creates if write.place is None else self._queued).append(new_run(at, write))
+        elif (
+            isinstance(write, DeliverMessage)
+            and write.message.kind not in HOLD_MESSAGES
+            and (self._is_only_write(write.run_id) or self._gets_only_messages(write.run_id))
         ):
             self._messages.append(message(at, write))
         elif (
@@ -162,15 +182,24 @@ class _BatchPlan:
             if (
                 isinstance(write, DeliverMessage)
                 and self._writes_per_run[write.run_id] > 1
+                and write.message.kind not in HOLD_MESSAGES
                 and semantics.is_unbounded(write)
             ):
                 ids.setdefault(write.run_id, set()).add(write.message.id)
         return frozenset(run_id for run_id, messages in ids.items() if len(messages) == self._writes_per_run[run_id])
 
     def _can_be_grouped(self, turn: CommitTurn) -> bool:
+        if self._has_keys and turn.patch is not None and turn.patch.status.terminal:
+            return False  # its end may free a key
         return (
             self._group_turns and turn.continue_as is None and turn.extras is None and self._is_only_write(turn.run_id)
         )
+
+    def _is_created_alone(self, write: CreateRun) -> bool:
+        place = write.place
+        if place is not None and (place.dedupe is not None or place.queue in self._configured):
+            return True
+        return write.by is not None or is_created_alone(write)
 
     def _is_only_write(self, run_id: str) -> bool:
         """Whether no other write of the batch can affect this run."""
@@ -184,8 +213,13 @@ def _document(writes: Sequence[Json | CommitTurn | int]) -> str | None:
     return _encode(writes).decode() if writes else None
 
 
-def _is_created_alone(write: CreateRun) -> bool:
-    return semantics.is_created_alone(write) or write.by is not None
+def is_created_alone(write: CreateRun) -> bool:
+    """Return whether more than the row of a new run, its observer and its place are written."""
+    return bool(write.entries or write.inbox or write.received or write.replaces)
+
+
+def _dedupe_key(write: Write) -> str | None:
+    return write.place.dedupe if isinstance(write, CreateRun) and write.place is not None else None
 
 
 # --- what must be locked --------------------------------------------------------------------------------------------
@@ -245,7 +279,7 @@ class BatchResults(msgspec.Struct):
 
 def read_results(statement: str, batch: Sequence[Write], found: Sequence[rows.Row]) -> BatchResults:
     """Decode the rows of a statement of `call`. A write without a row was applied as requested."""
-    results: list[WriteResult] = [_CREATED if isinstance(write, CreateRun) else _COMMITTED for write in batch]
+    results = [_expected_result(write) for write in batch]
     changed: list[str] = []
     ids_taken: list[int] = []
     unobserved: list[int] = []
@@ -260,6 +294,12 @@ def read_results(statement: str, batch: Sequence[Write], found: Sequence[rows.Ro
             if row[1] == CREATED_BEFORE and isinstance(write := batch[at], CreateRun) and write.observer is not None:
                 unobserved.append(at)
     return BatchResults(results, frozenset(changed), ids_taken, unobserved)
+
+
+def _expected_result(write: Write) -> WriteResult:
+    if not isinstance(write, CreateRun):
+        return _COMMITTED
+    return _CREATED if write.place is None else _CREATED_WAITING
 
 
 def _rows_of_single_write(found: rows.Row) -> Iterable[rows.Row]:
@@ -296,6 +336,14 @@ def _read_result(kind: str, number: int, flag: bool, label: str, body: bytes | N
             return AlreadyStarted()
         case "dead_letter_missing":
             return DeadLetterMissing()
+        case "joined":
+            return Joined(label, replaced=flag, waiting=note == "waiting")
+        case "admitted":
+            return Admitted(_names.decode(note or "[]"), int(label), number)
+        case "queue_missing":
+            return QueueMissing()
+        case "not_queued":
+            return NotQueued()
         case _:
             assert kind == "missing", kind
             return RunMissing()

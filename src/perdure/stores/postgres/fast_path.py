@@ -43,7 +43,7 @@ def call(write: Write) -> PostgresFastPathCall | None:
     if not semantics.qualifies_for_fast_path(write):
         return None
     if isinstance(write, CreateRun):
-        if write.by is not None or not all_text(write.record.tags):
+        if write.by is not None or write.record.ancestor_queues or not all_text(write.record.tags):
             return None
         return PostgresFastPathCall(_FAST_CREATE_RUN, _new_run(write.record), _CREATED)
     assert isinstance(write, CommitTurn)

@@ -12,7 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.model.queries import Awaited, RunQuery, parse_awaited
+from perdure.model.awaited import Awaited, parse_awaited
+from perdure.model.queries import RunQuery
 from perdure.model.records import RunRecord
 from perdure.stores import sql_rows as rows
 from perdure.stores.paging import Key, check_limit, cursor_after, required_terms
@@ -52,8 +53,7 @@ OBSERVES = """
 TAGGED = """{schema}.run_tags tag
     CROSS JOIN LATERAL (SELECT * FROM {schema}.runs x WHERE x.pk = tag.run_pk OFFSET 0) r"""
 
-_SUSPENDED = Driver("status", Fragment("r.status = 'suspended'"))
-_HELD = Driver("held", Fragment("r.held_kind IS NOT NULL AND r.status = 'suspended'"))
+_HELD = Driver("held", Fragment("r.held_kind IS NOT NULL AND r.status = 'suspended'"))  # as in the index
 
 
 class Search(Struct, frozen=True):
@@ -66,6 +66,11 @@ class Search(Struct, frozen=True):
     @property
     def created_at(self) -> str:
         return "tag.created_at" if self._reads_tags else "r.created_at"
+
+    @property
+    def rest(self) -> Fragment:
+        """The condition that the driver does not imply."""
+        return join_all(self.query.rest(self.driver))
 
     @property
     def from_(self) -> Fragment:
@@ -121,7 +126,7 @@ def piece_of_page(search: Search, after: Key | None, size: int, limit: int, bare
     Its columns are: the number of examined runs, the key of the last one, the number of the matching run (NULL: none
     matches), and the columns of the run.
     """
-    selected, rest = search.selected(after), search.query.rest(search.driver)
+    selected, rest = search.selected(after), search.rest
     created_at = search.created_at
     text = f"""
         WITH examined AS MATERIALIZED (
@@ -145,7 +150,7 @@ def piece_of_page(search: Search, after: Key | None, size: int, limit: int, bare
 
 def _is_selective(search: Search) -> bool:
     """Return whether runs that the driver finds have to meet conditions that few of them may meet."""
-    return len([each for each in search.query.conditions if each.driver is not search.driver]) > 1
+    return len(search.query.rest(search.driver)) > 1
 
 
 def _page(found: list[rows.Row], after: Key | None, scanned: int) -> RunPage:
@@ -161,7 +166,7 @@ def _page(found: list[rows.Row], after: Key | None, scanned: int) -> RunPage:
 async def count(pool: ConnectionPool, query: RunQuery, cap: int) -> int:
     """Return the number of runs that match a query, at most `cap`."""
     search = await plan(pool, query)
-    matching = join_all([search.selected(None), search.query.rest(search.driver)])
+    matching = join_all([search.selected(None), search.rest])
     text = f"SELECT count(*) FROM (SELECT 1 FROM {search.from_.sql} WHERE {matching.sql} LIMIT ?) AS x"
     found = await _fetch(pool, Fragment(text, (*search.from_.values, *matching.values, check_limit(cap))))
     number: int = found[0][0]
@@ -174,15 +179,10 @@ async def count(pool: ConnectionPool, query: RunQuery, cap: int) -> int:
 async def plan(pool: ConnectionPool, query: RunQuery) -> Search:
     """Return how to find the runs of a query."""
     compiled = compile_query(query, POSTGRES)
-    awaited = _awaited(query)
-    source = next((found for each in awaited if (found := _runs_that_wait(each)) is not None), None)
+    source = next((found for each in _awaited(query) if (found := _runs_that_wait(each)) is not None), None)
     if source is not None:
         return Search(compiled, source, None)
-    drivers = compiled.drivers
-    if awaited:
-        drivers.append(_SUSPENDED)
-    if query.held is not None or any(term.key == "held" for term in required_terms(query.filter)):
-        drivers.append(_HELD)
+    drivers = [_HELD if each.kind == "held" else each for each in compiled.drivers]
     return Search(compiled, RUNS, await _choose(pool, drivers))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from perdure.errors import StoreError
 from perdure.model.documents import Document
 from perdure.model.queries import RunQuery
+from perdure.model.queue_records import PlaceCursor, PlaceRecord, QueueSummary, QueueView
 from perdure.model.records import (
     ChangeCallback,
     DeadLetter,
@@ -27,9 +28,8 @@ from perdure.model.records import (
 )
 from perdure.stores import semantics
 from perdure.stores.change_listeners import ChangeListeners
-from perdure.stores.pending import PendingMethods
 from perdure.stores.postgres import batch as batches
-from perdure.stores.postgres import fast_path, queries, run_pages, schema
+from perdure.stores.postgres import fast_path, queries, queue_reads, run_pages, schema
 from perdure.stores.postgres import workers as worker_queries
 from perdure.stores.postgres.errors import translate_errors
 from perdure.stores.postgres.listener import NotificationListener
@@ -54,7 +54,7 @@ from perdure.stores.results import (
 from perdure.stores.writes import CreateRun, ObserveRunEnd, Write
 
 
-class PostgresStore(PendingMethods):
+class PostgresStore:
     """A schema of a PostgreSQL database behind the `Store` protocol, which states the guarantees.
 
     The URL has asyncpg's format, with options of perdure: schema, connections, statement_cache_size, listen, timeout.
@@ -189,8 +189,8 @@ class PostgresStore(PendingMethods):
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
         return await worker_queries.claim(self._open, claim)
 
-    async def next_wake(self, pool: str) -> float | None:
-        return await worker_queries.next_wake(self._open, pool)
+    async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
+        return await worker_queries.next_wake(self._open, pool, gates)
 
     async def owned(self, worker: str) -> list[str]:
         return await worker_queries.owned(self._open, worker)
@@ -278,6 +278,33 @@ class PostgresStore(PendingMethods):
         self, kind: str, after: str | None = None, limit: int = 100, *, due_by: float | None = None
     ) -> list[Document]:
         return await queries.documents(self._open, kind, after, limit, due_by)
+
+    # queues
+
+    async def queues(self) -> list[QueueSummary]:
+        return await queue_reads.queues(self._open)
+
+    async def queue_view(self, name: str, now: float, limit: int = 100) -> QueueView | None:
+        return await queue_reads.queue_view(self._open, name, now, limit)
+
+    async def places(
+        self,
+        name: str,
+        partition: str | None = None,
+        after: PlaceCursor | None = None,
+        limit: int = 100,
+        *,
+        held: bool = False,
+    ) -> list[PlaceRecord]:
+        return await queue_reads.places(self._open, name, partition, after, limit, held)
+
+    async def place(self, run_id: str) -> PlaceRecord | None:
+        return await queue_reads.place(self._open, run_id)
+
+    async def places_ahead(self, run_id: str, cap: int = 1000) -> int:
+        return await queue_reads.places_ahead(self._open, run_id, cap)
+
+    # dead letters
 
     async def dead_letters(
         self, limit: int = 100, after: str | None = None, *, kind: str | None = None, event: str | None = None

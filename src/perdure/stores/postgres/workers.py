@@ -14,22 +14,22 @@ from perdure.stores.postgres.pool import ConnectionPool, sql
 from perdure.stores.protocol import Claim
 from perdure.stores.results import RETAINED_REASONS, ClaimedRun, Committed, RunMissing, RunRetained
 
-CLAIM = "SELECT * FROM {schema}.claim_due($1, $2, $3, $4, $5, $6, $7, $8)"
-# Walks the index from one (workflow, version) to the next: the cost depends on the number of pairs, not of runs.
+CLAIM = "SELECT * FROM {schema}.claim_runs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+# Walks the index from one (gate, workflow, version) to the next: the cost depends on their number, not on that of runs.
 NEXT_WAKE = """
-    WITH RECURSIVE pairs AS (
-        (SELECT r.workflow, r.version, r.wake_at FROM {schema}.runs r
+    WITH RECURSIVE groups AS (
+        (SELECT r.gate, r.workflow, r.version, r.wake_at FROM {schema}.runs r
          WHERE r.pool = $1 AND r.owner IS NULL AND r.wake_at IS NOT NULL AND r.ended_at IS NULL
-         ORDER BY r.workflow, r.version, r.wake_at LIMIT 1)
+         ORDER BY r.gate, r.workflow, r.version, r.wake_at LIMIT 1)
         UNION ALL
-        SELECT following.* FROM pairs p CROSS JOIN LATERAL (
-            SELECT r.workflow, r.version, r.wake_at FROM {schema}.runs r
-            WHERE r.pool = $1 AND (r.workflow, r.version) > (p.workflow, p.version) AND r.owner IS NULL
+        SELECT following.* FROM groups g CROSS JOIN LATERAL (
+            SELECT r.gate, r.workflow, r.version, r.wake_at FROM {schema}.runs r
+            WHERE r.pool = $1 AND (r.gate, r.workflow, r.version) > (g.gate, g.workflow, g.version) AND r.owner IS NULL
                   AND r.wake_at IS NOT NULL AND r.ended_at IS NULL
-            ORDER BY r.workflow, r.version, r.wake_at LIMIT 1
+            ORDER BY r.gate, r.workflow, r.version, r.wake_at LIMIT 1
         ) AS following
     )
-    SELECT min(wake_at) FROM pairs"""
+    SELECT min(wake_at) FROM groups WHERE $2::text[] IS NULL OR gate = '' OR gate = ANY ($2)"""
 OWNED = "SELECT r.id FROM {schema}.runs r WHERE r.owner = $1 ORDER BY r.id"
 OWNED_WITH_MESSAGES = (
     "SELECT r.id FROM {schema}.runs r WHERE r.owner = $1 AND r.has_new_messages ORDER BY r.id LIMIT $2"
@@ -107,14 +107,18 @@ async def claim(pool: ConnectionPool, claim: Claim) -> list[ClaimedRun]:
     versions = [version for _, version in claim.workflows]
     shards = None if claim.shards is None else sorted(claim.shards)
     due_by = claim.now if claim.due_by is None else claim.due_by
+    gates = dict(claim.gates)
+    ungated = min(gates.pop("", claim.limit), claim.limit)
+    limits = (claim.limit, ungated, list(gates), [min(free, claim.limit) for free in gates.values()])
     claimed = await pool.fetch(
-        sql(CLAIM, pool.target), claim.worker, claim.now, due_by, claim.pool, names, versions, shards, claim.limit
+        sql(CLAIM, pool.target), claim.worker, claim.now, due_by, claim.pool, names, versions, shards, *limits
     )
     return [ClaimedRun(*row) for row in claimed]
 
 
-async def next_wake(pool: ConnectionPool, worker_pool: str) -> float | None:
-    earliest: float | None = await pool.value(sql(NEXT_WAKE, pool.target), worker_pool)
+async def next_wake(pool: ConnectionPool, worker_pool: str, gates: Sequence[str] | None) -> float | None:
+    named = None if gates is None else list(gates)
+    earliest: float | None = await pool.value(sql(NEXT_WAKE, pool.target), worker_pool, named)
     return earliest
 
 

@@ -15,21 +15,27 @@ from perdure.model.records import DeadLetter, Entry, Message, RunRecord
 from perdure.model.tags import Tags, TagValue, encode_tags, index_tags
 from perdure.model.turns import TurnExtras
 from perdure.stores import sql_rows as rows
+from perdure.stores.postgres.queue_encoding import queue_write, requested_place
 from perdure.stores.writes import (
+    Admit,
     AppendStream,
     CommitTurn,
+    ConfigurePartition,
+    ConfigureQueue,
     ContinueAs,
     CreateRun,
     DeliverMessage,
     EndRun,
     FanOut,
     FinalizeRun,
+    LeaveQueue,
     ObserveRunEnd,
     PublishEvent,
     PutDocument,
     RedirectedEvent,
     ReleaseRun,
     ReplayDeadLetter,
+    Requeue,
     RewindRun,
     RunPatch,
     SupersedeStream,
@@ -64,7 +70,8 @@ def as_json(write: Write) -> Json:
         case ObserveRunEnd():
             return _tagged("observe", write)
         case RewindRun():
-            return _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
+            rewind = _tagged("rewind", write, entries=_entries(write.entries), returned=_messages(write.returned))
+            return rewind if write.place is None else {**rewind, **requested_place(write.place)}
         case FinalizeRun():
             return _tagged(
                 "finalize",
@@ -87,8 +94,8 @@ def as_json(write: Write) -> Json:
             return {**_tagged("document", write, **named), "kind": "document"}
         case TagRun():
             return {"kind": "tags", "run_id": write.run_id, "changes": _changed_tags(write.tags)}
-        case _:
-            raise NotImplementedError  # queues
+        case Admit() | ConfigureQueue() | ConfigurePartition() | Requeue() | LeaveQueue():
+            return queue_write(write)
 
 
 def _tagged(kind: str, write: msgspec.Struct, **replaced: Any) -> Json:
@@ -200,7 +207,10 @@ def new_run(at: int, write: CreateRun) -> Json:
     observers = {} if observer is None else {"observer": observer.run_id, "target": observer.target}
     values = zip(_NEW_RUN_NAMES, _new_run_values(record), strict=True)
     tags = _typed_tags(record.tags) if record.tags and not all_text(record.tags) else {}
-    return {"at": at, "seed": str(record.seed), **dict(values), **observers, **tags}
+    encoded = {"at": at, "seed": str(record.seed), **dict(values), **observers, **tags}
+    if record.ancestor_queues:
+        encoded["ancestor_queues"] = rows.as_json(record.ancestor_queues)
+    return encoded if write.place is None else {**encoded, **requested_place(write.place)}
 
 
 def message(at: int, write: DeliverMessage) -> Json:

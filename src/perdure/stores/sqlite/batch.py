@@ -272,6 +272,8 @@ class BatchWriter:
 
     def _create(self, write: CreateRun) -> WriteResult:
         record = write.record
+        if write.by is not None and not self._is_live(write.by):
+            return Superseded()
         run = self._states.get(record.id)
         if run is None:
             return self._refuse_place(write) or self._create_new(write, write.received)

@@ -10,7 +10,7 @@ from perdure.stores import semantics as rules
 from perdure.stores import sql_rows
 from perdure.stores.paging import check_document_page
 from perdure.stores.results import Committed, WriteResult
-from perdure.stores.sqlite import rows
+from perdure.stores.sqlite import finalization, rows
 from perdure.stores.writes import PutDocument
 
 COLUMNS = "id, kind, version, body, due_at, expires_at"
@@ -36,6 +36,7 @@ def put(connection: apsw.Connection, write: PutDocument, changed: set[str]) -> W
     refused = rules.refuse_document(write, version, write_id)
     if refused is not None:
         return refused
+    connection.executemany(finalization.ADD_DEAD_LETTER, map(rows.dead_letter_row, write.dead_letters))
     if write.body is None:
         connection.execute(DELETE, (write.kind, write.id))
         return Committed()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import apsw
 
 from perdure.errors import StoreError
-from perdure.model.tags import Tags, TagValue, index_tags
+from perdure.model.tags import Tags, TagValue, index_tag
 from perdure.stores import semantics as rules
 from perdure.stores import sql_rows
 
@@ -22,7 +22,14 @@ SET_TAGS = "UPDATE runs SET tags = ? WHERE pk = ?"
 
 def tag_rows(run_pk: int, tags: Tags, created_at: float) -> list[sql_rows.Row]:
     """Return the values of `ADD_TAG` for the tags of a run."""
-    return [(run_pk, tag.key, tag.kind, tag.text, tag.number, created_at) for tag in index_tags(tags)]
+    rows: list[sql_rows.Row] = []
+    for key, value in tags.items():
+        if type(value) is str:  # the common case, without the record
+            rows.append((run_pk, key, "text", value, None, created_at))
+        else:
+            tag = index_tag(key, value)
+            rows.append((run_pk, key, tag.kind, tag.text, tag.number, created_at))
+    return rows
 
 
 def change_tags(connection: apsw.Connection, run_pk: int, changes: Mapping[str, TagValue | None]) -> None:

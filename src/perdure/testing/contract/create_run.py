@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from perdure.model.records import ErrorRecord, Hold, RunStatus, Wait
 from perdure.stores.protocol import Store
-from perdure.stores.results import Created, IdTaken
+from perdure.stores.results import Created, IdTaken, Superseded
 from perdure.stores.writes import EndRun
 from perdure.testing.contract.builders import ContractCase, case, claim, claim_ids, load, record, run, worker
 
@@ -62,6 +64,18 @@ class CreateRunCases(ContractCase):
         results = await store.commit([run("r1", owner="b"), run("r2", owner="unknown")])
         assert results == [Created(owned=False), Created(owned=False)]
         assert await claim_ids(store, claim("a")) == ["r1", "r2"]
+
+    @case
+    async def test_a_fenced_or_unknown_worker_creates_no_run(self, store: Store) -> None:
+        write = run("r1")
+        assert await store.commit([replace(write, by="a")]) == [Created(owned=False)]
+        assert await store.commit([replace(write, by="a")]) == [Created(owned=False)], "a repeated call"
+        assert await store.commit([replace(run("r2"), by="unknown")]) == [Superseded()]
+        await store.fence_worker("a")
+        writes = [replace(write, by="a"), replace(run("r1", created_by="other"), by="a"), replace(run("r2"), by="a")]
+        assert await store.commit(writes) == [Superseded()] * 3
+        assert (await store.records(["r1", "r2"]))[1] is None
+        assert await store.commit([run("r2")]) == [Created(owned=False)]
 
     @case
     async def test_creating_a_run_with_a_taken_id_returns_the_existing_run(self, store: Store) -> None:

@@ -9,7 +9,7 @@ from perdure.model.records import document_hint
 from perdure.stores.protocol import Store
 from perdure.stores.results import Committed, Superseded
 from perdure.stores.writes import PutDocument
-from perdure.testing.contract.builders import ContractCase, case, refused, run
+from perdure.testing.contract.builders import ContractCase, case, dead_letter, refused, run
 
 
 def put(id: str = "d", base: int = 0, body: bytes | None = b"{}", *, kind: str = "k", **fields: object) -> PutDocument:
@@ -104,6 +104,19 @@ class DocumentCases(ContractCase):
         document = await other.document("k", "d")
         assert document is not None
         assert document.body == writes[committed[0]].body
+
+    @case
+    async def test_dead_letters_of_a_document_are_stored_once_with_it(self, store: Store) -> None:
+        first = put(body=b"1", dead_letters=(dead_letter("one", kind="schedule"), dead_letter("two", kind="schedule")))
+        version = await put_version(store, first)
+        assert [letter.id for letter in await store.dead_letters(kind="schedule")] == ["one", "two"]
+        assert await store.remove_dead_letter("one")
+        await put_version(store, first)
+        assert [letter.id for letter in await store.dead_letters()] == ["two"], "not again by a repeated write"
+        late = put(base=version + 1, body=b"2", dead_letters=(dead_letter("three"),))
+        assert await store.commit([late]) == [Superseded()]
+        await put_version(store, put(base=version, body=None, dead_letters=(dead_letter("four"),)))
+        assert [letter.id for letter in await store.dead_letters()] == ["two", "four"]
 
     @case
     async def test_documents_are_paged_by_id_within_their_kind(self, store: Store) -> None:

@@ -1,7 +1,7 @@
 -- Documents: small versioned records that perdure stores for itself, written by compare-and-set.
 --
--- Versions come from a sequence, so that none is given twice, even if a document is deleted and created again. In a batch
--- documents are written last and in the order of (kind, id). So two batches lock them in one order.
+-- Versions come from a sequence, so that none is given twice, even if a document is deleted and created again. In a
+-- batch documents are written last and in the order of (kind, id). So two batches lock them in one order.
 
 CREATE SEQUENCE document_versions;
 

@@ -27,7 +27,7 @@ CREATE TABLE places (
     priority    INTEGER NOT NULL,
     number      INTEGER NOT NULL,     -- the order of the places of one partition and priority
     since       REAL NOT NULL,
-    held        INTEGER NOT NULL,
+    held        INTEGER NOT NULL CHECK (held IN (0, 1)),
     admitted_at REAL,
     eligible_at REAL,
     expires_at  REAL,
@@ -74,7 +74,7 @@ ALTER TABLE runs ADD COLUMN queue TEXT;
 ALTER TABLE runs ADD COLUMN partition TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE runs ADD COLUMN waiting INTEGER NOT NULL DEFAULT 0
-    CHECK (waiting = 0 OR (wake_at IS NULL AND owner IS NULL AND ended_at IS NULL));
+    CHECK (waiting = 0 OR (waiting = 1 AND wake_at IS NULL AND owner IS NULL AND ended_at IS NULL));
 ALTER TABLE runs ADD COLUMN gate TEXT NOT NULL DEFAULT '';  -- the queue, while it limits runs per worker
 ALTER TABLE runs ADD COLUMN ancestor_queues TEXT;           -- JSON
 
