@@ -110,17 +110,6 @@ class Postgres:
         store.schema.is_created = True
 
 
-async def _written_columns(connection: Any, schema: str, table: str) -> str:
-    """Return the columns of a table that the database does not compute."""
-    found = await connection.fetch(
-        "SELECT column_name FROM information_schema.columns "
-        "WHERE table_schema = $1 AND table_name = $2 AND is_generated = 'NEVER' ORDER BY ordinal_position",
-        schema,
-        table,
-    )
-    return ", ".join(f'"{name}"' for (name,) in found)
-
-
 async def _is_identity(connection: Any, schema: str, table: str) -> bool:
     found = await connection.fetchval(
         "SELECT is_identity FROM information_schema.columns "

@@ -76,8 +76,6 @@ class WorkerRuntime:
         self._claimer = self._build_claimer()
         self._held_retrier = HeldRunRetrier(session, self.coordinator, pool, catalog.workflow_versions, catalog.find)
         self._observed: set[str] = set()  # runs that a run in this process observes
-        self.slot_starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
-        self.coordinator.executor.internal = InternalServices(session, self.slot_starter)
         self._periodic_tasks = self._build_periodic_tasks()
         self._rejoin_task: asyncio.Task[None] | None = None
         self._unsubscribe = session.on_change(self._on_change_hint)
@@ -121,10 +119,7 @@ class WorkerRuntime:
         self._late_tags_task = PeriodicTask("late_tags", self._late_tags.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
-        trigger = ScheduleTrigger(session, member, self.slot_starter, lambda: self.coordinator.draining)
-        self._schedule_task = PeriodicTask("schedules", trigger.tick, clock, interval)
-        internal_claimer = InternalClaimer(session.store, self.coordinator, interval)
-        self._internal_task = PeriodicTask("internal", internal_claimer.tick, clock, interval)
+        self._schedule_task, self._internal_task = self._build_schedule_tasks(interval)
         self._admission_task = PeriodicTask("admission", self._admitter.tick, clock, interval)
         return [
             self._admission_task,
@@ -143,6 +138,18 @@ class WorkerRuntime:
             self._internal_task,
             PeriodicTask("stray_runs", StrayRunFinder(session.store, self.coordinator).tick, clock, interval),
         ]
+
+    def _build_schedule_tasks(self, interval: float) -> tuple[PeriodicTask, PeriodicTask]:
+        """Return the tasks that fire schedules and claim internal runs."""
+        session, clock = self._session, self._session.clock
+        starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
+        trigger = ScheduleTrigger(session, self._member, starter, lambda: self.coordinator.draining)
+        self.coordinator.executor.internal = InternalServices(session, starter)
+        internal_claimer = InternalClaimer(session.store, self.coordinator, interval)
+        return (
+            PeriodicTask("schedules", trigger.tick, clock, interval),
+            PeriodicTask("internal", internal_claimer.tick, clock, interval),
+        )
 
     # --- start and stop
 

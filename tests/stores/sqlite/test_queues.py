@@ -1,4 +1,4 @@
-"""Queues on SQLite: the cost of runs without a queue, the waiting rule as a constraint, and settings that are damaged."""
+"""Queues on SQLite: the cost of runs without a queue, the waiting rule as a constraint, and damaged settings."""
 
 from __future__ import annotations
 
