@@ -175,12 +175,10 @@ class Step(Generic[P, R_co]):
         loop: Any = asyncio._get_running_loop()
         run = getattr(loop, "perdure_run", None)
         if run is not None:
-            shape: Any = (len(args), *kwargs) if kwargs else len(args)
-            checks = self.arguments.shapes.get(shape)
-            if checks is None:
+            if len(args) == 1 and type(args[0]) is self.arguments.single and not kwargs:
+                checks = NO_CHECKS  # the fast path, which saves 1 % of a step
+            else:
                 checks = self._bind(args, kwargs, run)
-            if checks and checks.fitting == tuple(map(type, args)):
-                checks = NO_CHECKS
             loop.number += 1
             return StepCall(self, args, kwargs, run, loop.number, checks)
         if self.body.is_async:
