@@ -32,8 +32,8 @@ async def churn(store: Store, wave: int) -> None:
         tags = {"tenant": f"t{n}", "wave": wave, "n": n}
         await store.commit([run(id, owner="a", parent=f"p-{id}", attached=True, tags=tags, created_at=now)])
     for n, id in enumerate(ids):
-        tags = TurnExtras(tags={"n": n + 1, "more": f"{wave}/{n}", "tenant": None})
-        await store.commit([turn(0, id=id, extras=tags, now=now), deliver(f"m{id}", id=id, now=now)])
+        extras = TurnExtras(tags={"n": n + 1, "more": f"{wave}/{n}", "tenant": None})
+        await store.commit([turn(0, id=id, extras=extras, now=now), deliver(f"m{id}", id=id, now=now)])
         ended = turn(1, id=id, seen=1, consumed=(1,), patch=succeeded(now, prune_at=now + 5), now=now)
         await store.commit([ended, TagRun(run_id=id, tags={"after": True})])
     await store.commit(waiting(f"r{wave}", f"topic{wave % 3}", created_at=now))
