@@ -771,7 +771,8 @@ async def test_schedules_do_not_wait_for_each_other(h):
         await engine.schedule(f"s{n}", long_report, every=MINUTE)
     await h.clock.advance(MINUTE)
     assert [await statuses_of(engine, f"s{n}") for n in range(5)] == [["suspended"]] * 5
-    assert [queue.name for queue in await h.store.queues()] == ["~schedule"]
+    own = [queue.name for queue in await h.store.queues() if queue.name.startswith("~")]
+    assert own == ["~schedule"]
 
 
 @virtual
