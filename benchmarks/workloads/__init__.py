@@ -12,4 +12,5 @@ MODULES = {
     "fleet": "multiple_workers",
     "follow": "follow",
     "schedules": "schedules",
+    "search": "search",
 }
