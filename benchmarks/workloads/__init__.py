@@ -13,4 +13,5 @@ MODULES = {
     "follow": "follow",
     "schedules": "schedules",
     "queues": "queues",
+    "search": "search",
 }
