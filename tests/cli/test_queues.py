@@ -1,7 +1,5 @@
 """`perdure queues` and the options of `perdure start` about queues."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from perdure.client.client import Client
@@ -11,7 +9,7 @@ from tests.cli.cli_runner import Shop
 
 
 @pytest.fixture
-def queued(shop: Shop) -> Iterator[Shop]:
+def queued(shop: Shop) -> Shop:
     """A shop with queues and waiting runs, without a worker."""
 
     async def declare(client: Client) -> None:
