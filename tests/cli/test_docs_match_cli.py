@@ -26,9 +26,10 @@ SECTIONS = {
 
 SHAPES = (
     *("run", "hold", "reason", "entry", "error", "dead letter", "worker", "finding", "lint finding"),
-    *("incompatible run", "rejected request", "schedule", "schedule pause", "slot"),
+    *("incompatible run", "rejected request", "queue", "queue limits", "queue pause", "slot holders", "waiting run"),
+    *("schedule", "schedule pause", "slot"),
 )
-GROUPS = ("dead-letters", "schedules")
+GROUPS = ("dead-letters", "queues", "schedules")
 PROGRAM: Any = typer.main.get_command(app)
 
 

@@ -20,6 +20,7 @@ from perdure.model.validation import check_public_name
 from perdure.stores.results import AlreadyEnded, Created, IdTaken, Joined, QueueMissing, WriteResult
 from perdure.stores.writes import CreateRun, DeliverMessage
 from perdure.workflows.definition import BoundWorkflow
+from perdure.workflows.publications import KIND, UNPUBLISHED, PublishedWorkflow, decode_publication, document_id
 from perdure.workflows.queue_placement import Placement, check_partition_given
 from perdure.workflows.start_options import NO_OPTIONS, split_keywords
 from perdure.workflows.start_request import (
@@ -28,6 +29,7 @@ from perdure.workflows.start_request import (
     build_start_request_by_name,
     check_same_run,
     claimed_at_creation,
+    find_executed,
 )
 from perdure.workflows.work_queues import IMPLICIT
 
@@ -83,10 +85,11 @@ class StartClient:
             found = session.known_types.latest(wf)
             wf = wf if found is None else found
         if isinstance(wf, str):
-            workers = await session.read(session.store.workers)
+            executed = find_executed(wf, await session.read(session.store.workers), session.clock.now())
+            published = await self._read_publication(wf, executed[0])
             now = session.clock.now()
             request = build_start_request_by_name(
-                wf, args, kwargs, options, workers, codec=codec, config=config, now=now
+                wf, args, kwargs, options, executed, published, codec=codec, config=config, now=now
             )
         else:
             now = session.clock.now()
@@ -94,6 +97,12 @@ class StartClient:
         if request.placement is not None:
             await self._check_partition(request.placement)
         return request
+
+    async def _read_publication(self, name: str, version: int) -> PublishedWorkflow:
+        """Return what the workers of a workflow have published about it. Older workers have published nothing."""
+        session, id = self._session, document_id(name, version)
+        document = await session.read(lambda: session.store.document(KIND, id))
+        return UNPUBLISHED if document is None else decode_publication(document.body)
 
     async def _check_partition(self, placement: Placement) -> None:
         """Refuse a missing partition of a queue that this process has not imported."""

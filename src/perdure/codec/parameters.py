@@ -62,6 +62,10 @@ class Parameters:
         variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         return [each.name for each in self._parameters if each.default is Parameter.empty and each.kind not in variable]
 
+    def each(self) -> tuple[Parameter, ...]:
+        """Return the parameters in order."""
+        return self._parameters
+
     def find_unknown(self, names: Iterable[str]) -> list[str]:
         """Return the names that no parameter takes, sorted."""
         if any(each.kind is Parameter.VAR_KEYWORD for each in self._parameters):

@@ -28,6 +28,7 @@ from perdure.execution.schedule_trigger import ScheduleTrigger
 from perdure.execution.slot_starts import SlotStarter
 from perdure.execution.store_session import StoreSession, retry_store_call
 from perdure.execution.stray_runs import StrayRunFinder
+from perdure.execution.workflow_publisher import WorkflowPublisher
 from perdure.model.records import RunRecord, Takeover, document_hint
 from perdure.model.schedule_records import KIND
 from perdure.stores.results import Created, WriteResult
@@ -98,6 +99,7 @@ class WorkerRuntime:
         finalizer = RunFinalizer(session, self, self._broadcast_task.trigger)
         self._finalize_task = PeriodicTask("finalize", finalizer.tick, clock, interval)
         self._late_tags = LateTags(session)
+        self._publisher = WorkflowPublisher(session, catalog)
         self._late_tags_task = PeriodicTask("late_tags", self._late_tags.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
@@ -120,6 +122,7 @@ class WorkerRuntime:
             PeriodicTask("slow_steps", SlowStepRecorder(self.coordinator).tick, clock, interval),
             PeriodicTask("retention", RetentionPruner(session.store, config).tick, clock, interval),
             PeriodicTask("keys", self._read_keys, clock, interval),
+            PeriodicTask("publications", self._publisher.tick, clock, interval),
             self._schedule_task,
             self._internal_task,
             PeriodicTask("stray_runs", StrayRunFinder(session.store, self.coordinator).tick, clock, interval),
@@ -143,6 +146,7 @@ class WorkerRuntime:
         """
         session = self._session
         await session.read(self._ambiguous.refuse, retry_forever=retry_forever)
+        await session.read(lambda: self._publisher.tick(session.clock.now()), retry_forever=retry_forever)
         await self._join(retry_forever=retry_forever)
         await session.read(lambda: self._held_retrier.tick(session.clock.now()), retry_forever=retry_forever)
         for task in self._periodic_tasks:

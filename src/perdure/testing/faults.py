@@ -37,7 +37,8 @@ from perdure.stores.results import (
     UnreadableRun,
     WriteResult,
 )
-from perdure.stores.writes import Write
+from perdure.stores.writes import PutDocument, Write
+from perdure.workflows.publications import KIND
 
 T = TypeVar("T")
 Side = Literal["before", "after"]
@@ -51,6 +52,8 @@ class FaultyStore:
     lose_responses   commits are applied, but their callers get a retryable error
     fail_calls       calls fail with a retryable error and have no effect
     refuse           a commit with a write that matches the predicate fails with an error that is not retryable
+
+    The writes by which a worker publishes its workflows when it opens are calls named "publish", not commits.
 
     It also counts calls by name (`calls`), records committed batches (`committed`) and counts open calls (`in_flight`).
     """
@@ -141,10 +144,12 @@ class FaultyStore:
             if self._refuses is not None and any(self._refuses(write) for write in batch):
                 raise StoreError("the store cannot apply this write (planned)")
             results = await self.inner.commit(batch)
-            self.committed.append(tuple(batch))
+            if not all(map(_is_publication, batch)):
+                self.committed.append(tuple(batch))
             return results
 
-        results = await self._forward("commit", apply)
+        name = "publish" if all(map(_is_publication, batch)) else "commit"
+        results = await self._forward(name, apply)
         if self._lost:
             self._lost -= 1
             raise StoreError("the result was lost (planned)", retryable=True)
@@ -306,3 +311,7 @@ class FaultyStore:
 async def _never_return() -> None:
     """Wait until the task is cancelled: the process that called is dead."""
     await asyncio.get_running_loop().create_future()
+
+
+def _is_publication(write: Write) -> bool:
+    return isinstance(write, PutDocument) and write.kind == KIND

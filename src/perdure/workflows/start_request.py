@@ -25,6 +25,7 @@ from perdure.model.turns import StartChild
 from perdure.model.validation import check_name, check_seconds, check_tags, describe_value, refuse_reserved_tags
 from perdure.workflows.definition import REGISTRY, BoundWorkflow, Workflow
 from perdure.workflows.events import build_message, encode_event
+from perdure.workflows.publications import PublishedWorkflow
 from perdure.workflows.queue_placement import Placement, Started, build_placement
 from perdure.workflows.start_options import IfExists, StartOptions
 
@@ -109,54 +110,70 @@ def build_start_request_by_name(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: StartOptions,
-    workers: Sequence[WorkerRecord],
+    executed: tuple[int, str],
+    published: PublishedWorkflow,
     *,
     codec: Codec,
     config: EngineConfig,
     now: float,
 ) -> StartRequest:
-    """Return a request for a workflow that is not imported in this process, in the highest version of a live worker.
+    """Return a request for a workflow that is not imported in this process, in a version and pool that a worker has.
 
-    Only the name is known: the payload is one dict by parameter name, or keyword arguments, stored without validation
-    and checked by the worker that executes the run. Options of the definition (key, tags, retention, timeout) do not
-    apply.
+    The payload is one dict by parameter name, or keyword arguments. It is checked with the schema that the workers have
+    published, and completely by the worker that executes the run. The published tags, retention, timeout and queue
+    apply. A workflow with an idempotency key needs an id, because its key function is not known here.
     """
-    live = [worker for worker in workers if not worker.fenced and worker.lease_until >= now]
-    found = [(version, worker.pool) for worker in live for known, version in worker.workflows if known == name]
-    if not found:
-        raise WorkflowMisuse(
-            f"no workflow named {name!r} is imported in this process, and no live worker has published one"
-        )
     payloads = (*args, kwargs) if kwargs else args
     if len(payloads) > 1 or not all(map(_is_object, payloads)):
         raise InvalidPayload(
             f"workflow {name!r} is not imported in this process: use one dict by parameter name as its payload, "
             f"start({name!r}, {{'order': ...}})"
         )
+    what, payload = f"payload of workflow {name!r}", dict(payloads[0]) if payloads else {}
+    published.check_payload(payload, what)
     delay = 0.0 if options.delay is None else check_seconds("delay", options.delay)
-    started = Started(name, has_timeout=options.timeout is not None)
-    placement = build_placement(options, started, now, delay) if options.has_place else None
+    timeout = published.timeout if options.timeout is None else check_timeout(options.timeout)
+    has_key = published.has_idempotency_key
+    started = Started(name, published.queue, has_idempotency_key=has_key, has_timeout=timeout is not None)
+    has_place = options.has_place or published.queue is not None
+    placement = build_placement(options, started, now, delay) if has_place else None
     starts_at = now + delay if placement is None else placement.starts_at
-    version, pool = max(found)
+    if options.id is None and has_key:
+        raise InvalidArgument(
+            f"workflow {name!r} has an idempotency_key, which is not imported in this process; use id= with the id "
+            "that the key would give"
+        )
+    version, pool = executed
     run_id = new_run_id(now) if options.id is None else check_name("a run's id", options.id)
     record = RunRecord(
         id=run_id,
         workflow=name,
         version=version,
-        input=codec.encode(dict(payloads[0]) if payloads else {}, what=f"payload of workflow {name!r}"),
+        input=codec.encode(payload, what=what),
         created_at=now,
         created_by=new_creation_id(),
         seed=random.getrandbits(31),
         pool=pool,
         shard=shard_of(run_id, config.shards),
-        tags=_check_tags(options.tags, {}),
+        tags=_check_tags(options.tags, published.read_tags()),
         updated_at=now,
         wake_at=starts_at,
-        deadline_at=None if options.timeout is None else starts_at + check_timeout(options.timeout),
-        retention=None if options.retention is None else check_seconds("retention", options.retention),
+        deadline_at=None if timeout is None else starts_at + timeout,
+        retention=published.retention if options.retention is None else check_seconds("retention", options.retention),
     )
     messages = build_first_messages(options.send, codec, config, now) if options.send else ()
     return _with_place(StartRequest(None, record, options.if_exists, messages), placement)
+
+
+def find_executed(name: str, workers: Sequence[WorkerRecord], now: float) -> tuple[int, str]:
+    """Return the highest version of a workflow that a live worker has, and its pool. Raises `WorkflowMisuse`."""
+    live = [worker for worker in workers if not worker.fenced and worker.lease_until >= now]
+    found = [(version, worker.pool) for worker in live for known, version in worker.workflows if known == name]
+    if not found:
+        raise WorkflowMisuse(
+            f"no workflow named {name!r} is imported in this process, and no live worker has published one"
+        )
+    return max(found)
 
 
 def _with_place(request: StartRequest, placement: Placement | None) -> StartRequest:

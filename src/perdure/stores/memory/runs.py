@@ -229,10 +229,10 @@ class MemoryRuns:
         self._unfinalized.discard(record.id)
         self._held.pop(record.id, None)
         if record.owner is not None:
-            self.owned[record.owner].discard(record.id)
-            self.owned_with_messages[record.owner].discard(record.id)
+            _discard(self.owned, record.owner, record.id)
+            _discard(self.owned_with_messages, record.owner, record.id)
         if record.attached and record.parent is not None:
-            self._children[record.parent].discard(record.id)
+            _discard(self._children, record.parent, record.id)
 
     def _index(self, run: MemoryRun) -> None:
         record = run.record
@@ -386,3 +386,12 @@ def _pending_finalization(run: MemoryRun) -> UnfinalizedRun:
 
 def _entries(rows: Iterable[HistoryRow]) -> tuple[Entry, ...]:
     return tuple(row.entry for row in rows if row.entry is not None)
+
+
+def _discard(sets: dict[str, set[str]], key: str, item: str) -> None:
+    """Remove an item from the set of this key, and the set with its last item."""
+    found = sets.get(key)
+    if found is not None:
+        found.discard(item)
+        if not found:
+            del sets[key]
