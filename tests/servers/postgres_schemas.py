@@ -88,9 +88,6 @@ class _IdlePools:
             await self.idle.pop().close()
 
 
-NEVER = -1.0  # a tolerance that refuses every time
-
-
 class BorrowedStore(PostgresStore):
     """A PostgreSQL store with the clock of a test."""
 
