@@ -107,7 +107,7 @@ async def _enqueue(engine: Adapter, queue: str, runs: int) -> None:
 async def _wait_for_ends(engine: Adapter, count: int, seconds: float) -> None:
     """Wait until so many queued runs have executed, or for some seconds."""
     until = perf_counter() + seconds
-    while len(engine.queued.ended) < count and perf_counter() < until:  # noqa: ASYNC110 - engines have no event for it
+    while len(engine.queued.ended) < count and perf_counter() < until:
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
@@ -135,7 +135,7 @@ async def before(engine: Adapter, setting: Setting) -> None:
     gate, runs = Gate(setting.folder), setting.sizes["runs"]
     async with asyncio.timeout(PHASE_TIMEOUT_SECONDS):
         await _run_concurrently(lambda number: engine.start("halfway", number, f"run-{number}"), runs)
-        while gate.arrivals < runs:  # noqa: ASYNC110 - runs may arrive in other processes
+        while gate.arrivals < runs:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
     print("all runs are at the gate", flush=True)
     await asyncio.Event().wait()

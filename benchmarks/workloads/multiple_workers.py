@@ -232,7 +232,7 @@ def _release_worker(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _wait_until(holds: Callable[[], Awaitable[bool]]) -> None:
-    while not await holds():  # noqa: ASYNC110 - the condition depends on other processes
+    while not await holds():
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 

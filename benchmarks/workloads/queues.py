@@ -55,7 +55,7 @@ async def _measure(url: str, setting: Setting) -> Measures:
         full = await _execute(engine, runs)
         started_at = perf_counter()
         await queue.resume()
-        while (await queue.describe()).held == 0:  # noqa: ASYNC110 - another process could admit
+        while (await queue.describe()).held == 0:
             await asyncio.sleep(0.001)
         return {
             "rest_of_rate": full / empty,
