@@ -216,7 +216,8 @@ async def test_runs_of_a_lost_claim_count_for_the_limit_per_worker(h):
     await h.clock.advance(15.0)
     await h.settle()
     assert (await engine.queue(queue.name).describe()).held == 2  # both are suspended
-    claim, load, lost, may_load = engine.faults.claim, engine.faults.load, [], asyncio.Event()
+    claim, load, may_load = engine.faults.claim, engine.faults.load, asyncio.Event()
+    lost: list[object] = []
 
     async def load_slowly(ids):
         await may_load.wait()
