@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Client, Context, Engine, EngineConfig, Retry, RunQuery, step, workflow
+from perdure import Client, Context, Debounce, Engine, EngineConfig, Rate, Retry, RunQuery, WorkQueue, step, workflow
 from perdure.client.run_handle import Run
 from perdure.errors import InvalidArgument, PerdureError
 from perdure.testing import Harness
@@ -31,6 +31,8 @@ async def waits(ctx: Context, n: Any = 0) -> Any:
     return await ctx.receive("never")
 
 
+RATES: tuple[Any, ...] = (*hostile.NAMES, Rate, "0/s", "1/fortnight", "1/s/s", "-1/s", "9999999999/s")
+LIMIT_NAMES = ("concurrency", "worker_concurrency", "partition_concurrency", "max_waiting")
 BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "run_id": (*hostile.NAMES, None),
     "location": (*hostile.LONG_TEXTS, None, "unknown", "work/~" + "9" * 5000 + "/x", "~rewind/1", "/", "//", "~0"),
@@ -55,12 +57,20 @@ BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "reason": hostile.NAMES,
     "key": hostile.NAMES,
     "cap": hostile.POSITIVE_COUNTS,
+    "by": hostile.NAMES,
+    "partition": tuple(each for each in hostile.NAMES if each != ""),
+    "priority": (*hostile.OBJECTS, "1", 1.5, True, hostile.NAN, hostile.HUGE, 101, -101),
+    "rate": RATES,
+    "partition_rate": RATES,
+    **dict.fromkeys(LIMIT_NAMES, hostile.POSITIVE_COUNTS),
 }
-UNCHECKED = ("details", "raise_if_held", "type")  # used as a flag or as an annotation, whatever it is
+UNCHECKED = ("details", "raise_if_held", "type", "reset")  # used as a flag or as an annotation, whatever it is
 BY_CALL: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("broadcast", "event"): (*hostile.EVENTS, "a name"),
     ("history", "after"): hostile.COUNTS,
     ("dead_letters", "event"): tuple(each for each in hostile.EVENTS if each is not None),
+    ("pause", "reason"): tuple(each for each in hostile.NAMES if each not in ("", "x" * 513)),
+    ("partition", "key"): tuple(each for each in hostile.NAMES if each != ""),
 }
 VALID: Mapping[str, Any] = {
     "run_id": "known",
@@ -73,6 +83,8 @@ VALID: Mapping[str, Any] = {
     "dead_letter_id": "1",
     "timeout": 0,
     "value": 1,
+    "priority": 1,
+    "key": "partition",
 }
 START_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "id": hostile.NAMES,
@@ -83,6 +95,12 @@ START_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "timeout": hostile.DURATIONS,
     "if_exists": (*hostile.NAMES, "maybe"),
     "send": (5, "x", [5], [object()], hostile.DEEP),
+    "priority": (*hostile.COUNTS, 0, 101, -101),  # also without a queue
+    "partition": hostile.NAMES,
+    "dedupe": hostile.NAMES,
+    "on_duplicate": (*hostile.NAMES, "existing"),
+    "debounce": (*hostile.NAMES, Debounce),
+    "max_wait": hostile.DURATIONS,
 }
 WORKFLOWS = (
     5,
@@ -102,7 +120,7 @@ ROUND_TRIPS = 2000  # no call is made more often than that in one test
 
 
 async def start_known(h: Harness) -> tuple[Any, Run[Any]]:
-    engine = await h.engine(waits)
+    engine = await h.engine(waits, queues=[WorkQueue("hostile.queue", partition_concurrency=1)])
     run = await engine.start(waits, id="known")
     await h.settle()
     return engine, run
@@ -160,11 +178,12 @@ async def stored(engine: Any) -> Any:
     return len(store.committed), runs, await store.load(runs), await store.dead_letters(), await store.workers()
 
 
-@pytest.mark.parametrize("kind", ["engine", "client", "run"])
+@pytest.mark.parametrize("kind", ["engine", "client", "run", "queue"])
 @on_every_store
 async def test_every_call_refuses_hostile_values_and_stores_nothing(h, kind):
     engine, run = await start_known(h)
-    owner = {"engine": engine, "client": await h.client(), "run": run}[kind]
+    owners = {"engine": engine, "client": await h.client(), "run": run, "queue": engine.queue("hostile.queue")}
+    owner = owners[kind]
     before = await stored(engine)
     assert await failures_of(hostile_calls(owner)) == []
     assert await stored(engine) == before

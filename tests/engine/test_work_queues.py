@@ -17,6 +17,7 @@ from perdure import (
     RunCancelled,
     RunConflict,
     RunStatus,
+    StoreError,
     WorkQueue,
     step,
     workflow,
@@ -84,6 +85,12 @@ async def two_steps(ctx: Context, item: str) -> str:
 async def waiter(ctx: Context, item: str) -> str:
     GATE.order.append(item)
     return str(await ctx.receive("go"))
+
+
+@workflow(name="queued.called-worker")
+async def called_worker(ctx: Context, item: str) -> str:
+    await ctx.receive("go")
+    return await work(item)
 
 
 async def start_all(engine: Client, items: list[str], queue: WorkQueue, wf=job, **options) -> list[Run[str]]:
@@ -199,6 +206,39 @@ async def test_a_full_gate_does_not_delay_other_runs(h):
     other = await engine.start(instant, "other", delay=2.0)
     assert await h.run_to_end(other, within=2.5) == "other"
     await finish(h, runs)
+
+
+@on_every_store
+async def test_runs_of_a_lost_claim_count_for_the_limit_per_worker(h):
+    queue = WorkQueue("q-lost", worker_concurrency=1)
+    engine = await h.engine(queues=[queue])
+    runs = await start_all(engine, ["l1", "l2"], queue, wf=called_worker)
+    await h.clock.advance(15.0)
+    await h.settle()
+    assert (await engine.queue(queue.name).describe()).held == 2  # both are suspended
+    claim, load, lost, may_load = engine.faults.claim, engine.faults.load, [], asyncio.Event()
+
+    async def load_slowly(ids):
+        await may_load.wait()
+        return await load(ids)
+
+    async def lose_first_result(request):
+        claimed = await claim(request)
+        if claimed and request.gates and not lost:
+            lost.extend(claimed)
+            raise StoreError("the result was lost (planned)", retryable=True)
+        return claimed
+
+    engine.faults.claim, engine.faults.load = lose_first_result, load_slowly
+    await asyncio.gather(*(run.send("go", "x") for run in runs))
+    await h.clock.advance(3.0)
+    may_load.set()
+    await h.clock.advance(3.0)
+    await h.settle()
+    assert len(lost) == 1
+    assert GATE.running == [lost[0].id]
+    await finish(h, runs)
+    assert GATE.most == 1
 
 
 @on_every_store
@@ -625,7 +665,8 @@ async def test_children_wait_in_queues(h):
     run = await engine.start(parent)
     await h.settle()
     assert GATE.most == 1
-    assert await finish(h, [run]) == [["a", "a", "a", "b"]]
+    GATE.opened.set()
+    assert await h.run_to_end(run) == ["a", "a", "a", "b"]
     assert GATE.most == 1
 
 

@@ -4,6 +4,7 @@
     python -m tests.simulation --store postgres        100 seeds, with a PostgreSQL server of its own
     python -m tests.simulation --seed 17 --trace       one seed, with its complete trace
     python -m tests.simulation --queues                runs in work queues, too
+    python -m tests.simulation --schedules             time slots of schedules, too
     python -m tests.simulation --mutant NAME           the seed that detects a planted bug
 
 The order of a set of strings differs between processes, so the command restarts itself with a fixed PYTHONHASHSEED. A
@@ -24,10 +25,11 @@ from tests.simulation.queue_mutations import QUEUE_MUTANTS
 from tests.simulation.random_clients import Program
 from tests.simulation.random_programs import RUNS
 from tests.simulation.run_seed import SeedResult, draw_pauses, simulate
+from tests.simulation.schedule_mutations import SCHEDULE_MUTANTS
 from tests.simulation.stores import memory, sqlite
 from tests.simulation.workflows import FLOWS
 
-ALL_MUTANTS = {**MUTANTS, **QUEUE_MUTANTS}
+ALL_MUTANTS = {**MUTANTS, **QUEUE_MUTANTS, **SCHEDULE_MUTANTS}
 STORES = ("memory", "sqlite", "postgres")
 TAIL = 60  # lines of the trace that a report contains
 
@@ -55,6 +57,7 @@ def _options() -> argparse.Namespace:
         "--mutant", choices=sorted(ALL_MUTANTS), help="plant this bug, and check that a seed detects it"
     )
     parser.add_argument("--queues", action="store_true", help="start runs into work queues, too")
+    parser.add_argument("--schedules", action="store_true", help="fire the time slots of schedules, too")
     parser.add_argument("--trace", action="store_true", help="print the trace")
     parser.add_argument("--keep-going", action="store_true", help="continue after the first seed that fails")
     return parser.parse_args()
@@ -65,7 +68,9 @@ def _simulate_all(options: argparse.Namespace, make_store: MakeStore) -> int:
     counts: Counter[str] = Counter()
     failed = 0
     for seed in seeds:
-        result = simulate(seed, make_store=make_store, only=options.flow, queues=options.queues)
+        result = simulate(
+            seed, make_store=make_store, only=options.flow, queues=options.queues, schedules=options.schedules
+        )
         counts.update(result.counts)
         if options.trace:
             _print("\n".join(result.trace))
@@ -86,7 +91,8 @@ def _detect_mutant(options: argparse.Namespace) -> int:
         plan = None if pauses is None else draw_pauses(seed, pauses)
         with ALL_MUTANTS[options.mutant]():
             flow, queues = FLOW_OF_MUTANT.get(options.mutant), options.mutant in QUEUE_MUTANTS
-            result = simulate(seed, plan, only=flow, programs=programs, queues=queues)
+            schedules = options.mutant in SCHEDULE_MUTANTS
+            result = simulate(seed, plan, only=flow, programs=programs, queues=queues, schedules=schedules)
         if result.violations:
             _print(f"{options.mutant}: caught by seed {seed}: {result.violations[0]}")
             return 0
@@ -96,10 +102,16 @@ def _detect_mutant(options: argparse.Namespace) -> int:
 
 def _report(result: SeedResult, options: argparse.Namespace, make_store: MakeStore) -> None:
     def fails(plan: Plan) -> bool:
-        return bool(simulate(result.seed, plan, make_store, options.flow, queues=options.queues).violations)
+        return bool(
+            simulate(
+                result.seed, plan, make_store, options.flow, queues=options.queues, schedules=options.schedules
+            ).violations
+        )
 
     smallest = shrink(result.plan, fails)
-    again = simulate(result.seed, smallest, make_store, options.flow, queues=options.queues)
+    again = simulate(
+        result.seed, smallest, make_store, options.flow, queues=options.queues, schedules=options.schedules
+    )
     _print(f"seed {result.seed} fails:")
     _print("\n".join(f"  - {each}" for each in result.violations[:10]))
     _print(f"with {len(smallest.faults)} of its {len(result.plan.faults)} faults it still does:")
@@ -112,7 +124,7 @@ def _report(result: SeedResult, options: argparse.Namespace, make_store: MakeSto
         )
     store = "" if options.store == "memory" else f" --store {options.store}"
     flow = "" if options.flow is None else f" --flow {options.flow}"
-    queues = " --queues" if options.queues else ""
+    queues = (" --queues" if options.queues else "") + (" --schedules" if options.schedules else "")
     _print(f"full trace: python -m tests.simulation --seed {result.seed}{store}{flow}{queues} --trace")
 
 

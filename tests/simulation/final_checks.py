@@ -15,6 +15,7 @@ from tests.simulation.event_types import ALL, MAY_EXPIRE
 from tests.simulation.external_state import ExternalState
 from tests.simulation.random_clients import Responses, all_records
 from tests.simulation.random_programs import IMPORTS, STEP_TIMEOUT, plain
+from tests.simulation.random_schedules import check_slots
 from tests.simulation.reference_model import LIMITED, depends_on_generation, expected_of_run
 from tests.simulation.stream_followers import check_follower
 from tests.simulation.workflows import AGAIN, MAX_SUSPEND
@@ -41,6 +42,7 @@ async def check_end(simulation: Simulation, state: ExternalState, responses: Res
     for run in models.values():
         await _check_streams(simulation, run)
     await _check_followers(simulation, responses, family)
+    await check_slots(simulation, client, family.lives)
     await _check_nothing_is_left(simulation)
 
 

@@ -34,7 +34,7 @@ async def check_quiet(simulation: Simulation, client: Client) -> list[RunRecord]
     """Check that every open run waits for external input that does not exist yet. Return the open runs."""
     store, report = simulation.store, simulation.checker.report
     for finding in (await check_health(client)).findings:
-        if finding.severity == "error" and finding.kind != "held":  # programs hold runs on purpose
+        if finding.severity == "error" and finding.kind not in ("held", "stalled_queue"):  # runs are held on purpose
             report(f"doctor: {finding.text}")
     if unfinalized := await store.unfinalized():
         report(f"ended runs that are not finalized: {[each.record.id for each in unfinalized]}")

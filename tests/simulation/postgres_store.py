@@ -8,16 +8,20 @@ the trace, as it does in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import asyncpg
+from msgspec.structs import replace
 
 from perdure.clock import Clock
 from perdure.model.records import ChangeCallback
 from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.protocol import Store
+from perdure.stores.queue_rules import is_clock_wrong
+from perdure.stores.results import WriteResult
+from perdure.stores.writes import Admit, Write
 from perdure.testing.faults import FaultyStore
 from perdure.testing.simulation.simulation import MakeStore
 from tests.servers.postgres import schema_of_its_own
@@ -40,6 +44,15 @@ class CompletedCalls(FaultyStore):
 
     async def now(self) -> float:
         return self._clock.now()
+
+    async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
+        return await super().commit([self._with_own_clock(write) for write in batch])
+
+    def _with_own_clock(self, write: Write) -> Write:
+        """Check the time of an admission by the simulated clock, which the server does not know."""
+        if isinstance(write, Admit) and not is_clock_wrong(write, self._clock.now()):
+            return replace(write, tolerance=None)
+        return write
 
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
         """Subscribe to nothing: the simulated workers and clients depend on their sweeps."""

@@ -33,6 +33,7 @@ from tests.simulation.fork_model import wrong_with_fork
 from tests.simulation.random_programs import FORKS, IMPORTS, RUNS, Node
 from tests.simulation.random_queues import REFUSALS as QUEUE_REFUSALS
 from tests.simulation.random_queues import control_queue, draw_start_options
+from tests.simulation.random_schedules import control_schedule, create_schedules
 from tests.simulation.stream_followers import STREAMS, Follower
 from tests.simulation.workflows import FLOWS, tree
 
@@ -90,6 +91,7 @@ class Caller:
         *,
         restarts: bool = False,
         queues: bool = False,
+        schedules: bool = False,
     ):
         self._simulation = simulation
         self._name = name
@@ -99,11 +101,14 @@ class Caller:
         self._sent = 0
         self._restarts = restarts
         self._queues = queues
+        self._schedules = schedules
         self.client: Client = None  # type: ignore[assignment]
 
     async def run(self, until: float) -> None:
         self.client = await self._simulation.client(self._name)
         process: Any = self.client._session.process_clock
+        if self._schedules:
+            await create_schedules(self._simulation, self.client)
         while self._simulation.loop.current_time - self._simulation.began_at < until:
             await process.wait(self._rng.choice((0.0, 0.01, 0.1, 0.3, 1.0)))
             await self.call()
@@ -130,6 +135,8 @@ class Caller:
             ways.append((8, self._restart))
         if self._queues:
             ways += [(12, self._start), (6, self._control_queue), (1, self._pause)]
+        if self._schedules:
+            ways.append((3, self._control_schedule))
         way = self._rng.choices([each for _, each in ways], [weight for weight, _ in ways])[0]
         run_id = self._rng.choice(RUNS if way in (self._start, self._restart) else [*RUNS, *RUNS, *FORKS, *IMPORTS])
         self._simulation.trace(f"{self._name}{way.__name__.replace('_', ' ', 1)} {run_id}")
@@ -156,6 +163,9 @@ class Caller:
 
     async def _control_queue(self, run_id: str) -> str:
         return await control_queue(self._rng, self.client)
+
+    async def _control_schedule(self, run_id: str) -> str:
+        return await control_schedule(self._rng, self.client)
 
     async def _pause(self, run_id: str) -> None:
         await self.client.pause(run_id)

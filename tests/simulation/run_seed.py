@@ -18,6 +18,7 @@ from tests.simulation.liveness_checks import check_quiet, nudge, on_its_way
 from tests.simulation.random_clients import Caller, Program, Responses, all_records
 from tests.simulation.random_programs import RUNS, draw_trees
 from tests.simulation.random_queues import declare_queues, open_all_queues
+from tests.simulation.random_schedules import open_all_schedules
 from tests.simulation.stores import memory
 from tests.simulation.workflows import FLOWS, new_code, old_code
 
@@ -48,10 +49,12 @@ def simulate(
     programs: Mapping[str, Program] | None = None,
     restarts: bool = False,
     queues: bool = False,
+    schedules: bool = False,
 ) -> SeedResult:
     """Simulate one seed, with its own fault plan and programs or given ones; `only`: use this workflow for all runs.
 
-    With `restarts`, clients restart runs too. With `queues`, they start runs into work queues, and control these.
+    With `restarts`, clients restart runs too. With `queues`, they start runs into work queues, and control these. With
+    `schedules`, workers fire the slots of schedules, which clients pause and resume.
     """
     if plan is None:
         rng = seeded_random(seed, "plan")
@@ -62,7 +65,17 @@ def simulate(
     try:
         with seeded(seed), asyncio.Runner(loop_factory=lambda: loop) as runner:
             return runner.run(
-                _simulate(seed, plan, make_store, only, programs, lines, restarts=restarts, queues=queues)
+                _simulate(
+                    seed,
+                    plan,
+                    make_store,
+                    only,
+                    programs,
+                    lines,
+                    restarts=restarts,
+                    queues=queues,
+                    schedules=schedules,
+                )
             )
     except Spinning as error:
         return SeedResult(seed, plan, [str(error)], [*lines, f"VIOLATION: {error}"])
@@ -88,6 +101,7 @@ async def _simulate(
     *,
     restarts: bool,
     queues: bool,
+    schedules: bool,
 ) -> SeedResult:
     deploy = _deploy(seeded_random(seed, "deploy"), WORKERS[: 2 + seed % 2], only)
     declared = declare_queues() if queues else []
@@ -97,7 +111,16 @@ async def _simulate(
     rng = seeded_random(seed, "programs")
     programs = {run_id: _program(rng, deploy, only) for run_id in RUNS} | dict(programs or {})
     callers = [
-        Caller(simulation, name, seeded_random(seed, name), programs, responses, restarts=restarts, queues=queues)
+        Caller(
+            simulation,
+            name,
+            seeded_random(seed, name),
+            programs,
+            responses,
+            restarts=restarts,
+            queues=queues,
+            schedules=schedules,
+        )
         for name in CLIENTS
     ]
     for name in WORKERS[: 2 + seed % 2]:
@@ -108,6 +131,8 @@ async def _simulate(
         await simulation.heal()
         if queues:
             await open_all_queues(callers[0].client)
+        if schedules:
+            await open_all_schedules(callers[0].client)
         await _check_quiescent(simulation, state, responses, callers)
     except Exception as error:
         simulation.checker.report(f"{type(error).__name__}: {error}")

@@ -27,6 +27,7 @@ from tests.simulation.queue_mutations import QUEUE_MUTANTS
 from tests.simulation.random_programs import RUNS
 from tests.simulation.reference_model import expected_of_run
 from tests.simulation.run_seed import CLIENTS, WORKERS, _deploy, _program, simulate
+from tests.simulation.schedule_mutations import SCHEDULE_MUTANTS
 from tests.simulation.stores import sqlite
 from tests.simulation.workflows import FLOWS
 
@@ -60,6 +61,15 @@ def test_all_guarantees_hold_for_runs_of_queues(shard):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize(
+    "options", [("--schedules",), ("--schedules", "--queues"), ("--schedules", "--store", "sqlite")]
+)
+def test_all_guarantees_hold_for_schedules(options):
+    size = "10" if "sqlite" in options else str(SEEDS // SHARDS)
+    result = run_simulator(*options, "--start", "60000", "--seeds", size)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_all_guarantees_hold_for_runs_of_queues_on_sqlite():
     result = run_simulator("--queues", "--store", "sqlite", "--seeds", "10", "--start", "40000")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -82,7 +92,7 @@ def test_all_guarantees_hold_on_postgres():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *QUEUE_MUTANTS])
+@pytest.mark.parametrize("mutant", [*MUTANTS, *QUEUE_MUTANTS, *SCHEDULE_MUTANTS])
 def test_a_planted_bug_is_caught(mutant):
     result = run_simulator("--mutant", mutant, "--seeds", str(ENOUGH))
     assert result.returncode == 0, result.stdout + result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ CLEAR_PAGE = 500
 
 Limit = int | UnsetType | None
 RateOption = Rate | str | UnsetType | None
+_CURSOR = re.compile(r"(-?[0-9]{1,3})/([0-9]{1,18})/(.{0,512})")
 _PARTITION_LIMITS = ("partition_concurrency", "partition_rate")
 
 
@@ -237,11 +239,10 @@ def _check_rate(name: str, rate: RateOption) -> RateLimit | UnsetType | None:
 
 
 def _read_cursor(cursor: str) -> PlaceCursor:
-    try:
-        priority, number, partition = cursor.split("/", 2)
-        return PlaceCursor(partition, int(priority), int(number))
-    except (ValueError, AttributeError):
-        raise InvalidArgument(f"after must be the cursor of a waiting run, not {describe_value(cursor)}") from None
+    found = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
+    if found is None:
+        raise InvalidArgument(f"after must be the cursor of a waiting run, not {describe_value(cursor)}")
+    return PlaceCursor(found[3], int(found[1]), int(found[2]))
 
 
 def _user_name() -> str:

@@ -176,5 +176,7 @@ class Claimer:
 
     async def _reconcile(self) -> None:
         """Load the runs that this worker owns in the store and that are not in memory."""
-        self._coordinator.on_runs_found(await self._store.owned(self._coordinator.worker))
+        owned = await self._store.owned(self._coordinator.worker)
+        self._coordinator.on_runs_found(owned)
+        self._gates.on_claimed(owned)  # until they are loaded their gates are unknown, and each may be full
         self.needs_reconcile = False

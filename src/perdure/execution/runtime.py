@@ -103,12 +103,7 @@ class WorkerRuntime:
         self._late_tags_task = PeriodicTask("late_tags", self._late_tags.tick, clock, interval)
         self._renew_task = PeriodicTask("lease", member.renew, clock, lease / 10)
         self._held_task = PeriodicTask("held", self._held_retrier.tick, clock, interval)
-        self.slot_starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
-        trigger = ScheduleTrigger(session, member, self.slot_starter, lambda: self.coordinator.draining)
-        self._schedule_task = PeriodicTask("schedules", trigger.tick, clock, interval)
-        self.coordinator.executor.internal = InternalServices(session, self.slot_starter)
-        internal_claimer = InternalClaimer(session.store, self.coordinator, interval)
-        self._internal_task = PeriodicTask("internal", internal_claimer.tick, clock, interval)
+        self._schedule_task, self._internal_task = self._build_schedule_tasks(interval)
         self._admission_task = PeriodicTask("admission", self._admitter.tick, clock, interval)
         self._periodic_tasks = [
             self._admission_task,
@@ -135,6 +130,18 @@ class WorkerRuntime:
             on_runs_available=self._claim_task.trigger,
             on_members_changed=self._on_members_changed,
             on_workers_changed=self._on_workers_changed,
+        )
+
+    def _build_schedule_tasks(self, interval: float) -> tuple[PeriodicTask, PeriodicTask]:
+        """Return the tasks that fire schedules and claim internal runs."""
+        session, clock = self._session, self._session.clock
+        starter = SlotStarter(session, lambda: self, lambda: self.coordinator.worker)
+        trigger = ScheduleTrigger(session, self._member, starter, lambda: self.coordinator.draining)
+        self.coordinator.executor.internal = InternalServices(session, starter)
+        internal_claimer = InternalClaimer(session.store, self.coordinator, interval)
+        return (
+            PeriodicTask("schedules", trigger.tick, clock, interval),
+            PeriodicTask("internal", internal_claimer.tick, clock, interval),
         )
 
     # --- start and stop
