@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.model.queries import RunQuery
+from perdure.model.tags import TagValue
 from perdure.model.turns import TurnExtras
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.protocol import Store
@@ -29,7 +30,7 @@ async def churn(store: Store, wave: int) -> None:
     now = 1000.0 * wave
     ids = [f"w{wave}-{n}" for n in range(RUNS)]
     for n, id in enumerate(ids):
-        tags = {"tenant": f"t{n}", "wave": wave, "n": n}
+        tags: dict[str, TagValue] = {"tenant": f"t{n}", "wave": wave, "n": n}
         await store.commit([run(id, owner="a", parent=f"p-{id}", attached=True, tags=tags, created_at=now)])
     for n, id in enumerate(ids):
         extras = TurnExtras(tags={"n": n + 1, "more": f"{wave}/{n}", "tenant": None})
