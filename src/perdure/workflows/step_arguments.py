@@ -18,28 +18,51 @@ from perdure.codec.argument_checks import ArgumentCheck, argument_check
 from perdure.codec.plain_values import Mismatch
 from perdure.errors import InvalidPayload
 
-Checks = tuple[ArgumentCheck | None, ...]
-"""One per argument: positional ones, then those by name, in the order of the call. Empty if none needs a check."""
+
+class Checks(tuple[ArgumentCheck | None, ...]):
+    """One per argument: positional ones, then those by name, in the order of the call. Empty if none needs a check.
+
+    Arguments of exactly the classes `fitting` need no check; None if there are no such classes.
+    """
+
+    fitting: tuple[type, ...] | None = None
+
+
+NO_CHECKS = Checks()
+
+Shape = int | tuple[int | str, ...]
+"""The number of positional arguments, or that and the names of the others."""
 
 MAX_SHAPES = 256  # a function with **kwargs has an unbounded number
 
 
 class StepArguments:
-    """The parameters of one function, without the first one if the function is bound as a method."""
+    """The parameters of one function, without the first one if the function is bound as a method.
 
-    __slots__ = ("_fn", "_is_method", "_local_names", "_signature", "shapes")
+    `single` is the class of argument with which a call with one positional argument needs no check.
+    """
+
+    __slots__ = ("_fn", "_is_method", "_local_names", "_shapes", "_signature", "single")
 
     def __init__(self, fn: Callable[..., Any], local_names: Mapping[str, Any], *, is_method: bool) -> None:
         self._fn = fn
         self._local_names = local_names
         self._is_method = is_method
         self._signature: inspect.Signature | None = None
-        self.shapes: dict[int | tuple[int | str, ...], Checks] = {}
+        self._shapes: dict[Shape, Checks] = {}
+        self.single: type | None = None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Checks:
         """Return the checks for a call. Raises `TypeError` if the function cannot be called with these arguments."""
+        shape: Shape = (len(args), *kwargs) if kwargs else len(args)
+        checks = self._shapes.get(shape)
+        if checks is None:
+            checks = self._bind_shape(shape, args, kwargs)
+        return NO_CHECKS if checks and checks.fitting == tuple(map(type, args)) else checks
+
+    def _bind_shape(self, shape: Shape, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Checks:
         if not kwargs and self._takes_any(len(args)):
-            return self.shapes.setdefault(len(args), ())
+            return self._shapes.setdefault(len(args), NO_CHECKS)
         if self._signature is None:
             self._signature = self._read_signature()
         try:
@@ -47,9 +70,11 @@ class StepArguments:
         except TypeError as error:
             raise TypeError(f"{getattr(self._fn, '__qualname__', self._fn)}(): {error}") from None
         checks = self._build_checks(self._signature, len(args), kwargs)
-        if len(self.shapes) >= MAX_SHAPES:
-            self.shapes.clear()
-        self.shapes[(len(args), *kwargs) if kwargs else len(args)] = checks
+        if len(self._shapes) >= MAX_SHAPES:
+            self._shapes.clear()
+        self._shapes[shape] = checks
+        if checks.fitting is not None and len(checks) == 1:
+            [self.single] = checks.fitting
         return checks
 
     def _takes_any(self, count: int) -> bool:
@@ -86,8 +111,13 @@ class StepArguments:
             else:
                 others = next(each for each in signature.parameters.values() if each.kind is Parameter.VAR_KEYWORD)
                 given.append((name, others.name))
-        checks = tuple(argument_check(path, hints.get(parameter, Any)) for path, parameter in given)
-        return checks if any(checks) else ()
+        checks = Checks(argument_check(path, hints.get(parameter, Any)) for path, parameter in given)
+        if not any(checks):
+            return NO_CHECKS
+        classes = tuple(check.exact_type for check in checks if check is not None and check.exact_type is not None)
+        if len(classes) == count == len(checks):
+            checks.fitting = classes
+        return checks
 
 
 def check_arguments(step: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], checks: Checks) -> None:
