@@ -192,15 +192,10 @@ class StepExecutor:
         self._slots_taken += 1
         attempt.started_at = now
         call = attempt.step.call
-        settings = call.step.settings
-        if settings.timeout is not None or (settings.retry is not None and settings.retry.max_elapsed is not None):
-            self._set_deadline(attempt, settings)
-            if attempt.timer is None:
-                return
-        if settings.heartbeat_timeout is not None:
-            self._heartbeats.watch(attempt, settings.heartbeat_timeout, lambda: self._on_silence(attempt))
+        if not call.step.is_plain and not self._set_limits(attempt, call.step.settings):
+            return
         # An empty context: the body sees no context variables of the caller or the workflow, unless it inherits them.
-        variables = call.variables.copy() if settings.context == "inherit" else VariableContext()
+        variables = call.variables.copy() if call.step.settings.context == "inherit" else VariableContext()
         if call.step.body.is_async:
             # Not loop.create_task: with an eager task factory it would run the body while effects are being started.
             body = self._run_in_task(attempt, call)
@@ -208,6 +203,16 @@ class StepExecutor:
         else:
             variables.run(_current_step.set, attempt)
             self._threads.run(lambda: self._run_in_thread(attempt, variables))
+
+    def _set_limits(self, attempt: Attempt, settings: StepOptions) -> bool:
+        """Set the timers of an attempt. False if its time is over, so that its body does not run."""
+        if settings.timeout is not None or (settings.retry is not None and settings.retry.max_elapsed is not None):
+            self._set_deadline(attempt, settings)
+            if attempt.timer is None:
+                return False
+        if settings.heartbeat_timeout is not None:
+            self._heartbeats.watch(attempt, settings.heartbeat_timeout, lambda: self._on_silence(attempt))
+        return True
 
     def _set_deadline(self, attempt: Attempt, settings: StepOptions) -> None:
         """Set when the attempt is cancelled: after `timeout`, or when the time for all attempts is over.

@@ -69,14 +69,19 @@ class ContextApi:
 
     def request_step(self, call: StepCall) -> Any:
         """Request a step; return what the task awaits."""
-        step, entries = call.step, self._entries
-        settings = step.settings
+        step = call.step
+        if not step.is_plain:
+            self._note_surroundings(call)
+        return self._entries.request("step", step.name, step.segment, call=call)
+
+    def _note_surroundings(self, call: StepCall) -> None:
+        """Note what the body or the compensation of a step needs of the code that calls it."""
+        step, settings = call.step, call.step.settings
         if settings.compensate is not None:
-            entries.compensations.check(step.compensation, self._loop.scope().path)
+            self._entries.compensations.check(step.compensation, self._loop.scope().path)
             call.rollback_scopes = ROLLBACK_SCOPES.get()
         if settings.context == "inherit" or inherits_context(settings.compensate):
             call.variables = copy_context()
-        return entries.request("step", step.name, step.segment, call=call)
 
     def has_recorded_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether the history has a call of a step of this name with these arguments."""

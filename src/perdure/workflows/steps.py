@@ -125,6 +125,7 @@ class Step(Generic[P, R_co]):
 
     binds: Literal["instance", "class", "nothing"] = "instance"  # what access through a class or instance binds
     is_method = False  # defined in a class, and not bound
+    is_plain: bool  # has no limit of time and no compensation, and its body gets an empty context
     __isabstractmethod__ = False
 
     def __init__(self, body: StepBody, name: str, options: StepOptions) -> None:
@@ -133,6 +134,7 @@ class Step(Generic[P, R_co]):
         self.arguments = body.arguments
         self.name = name
         self.settings = options
+        self.is_plain = _is_plain(options)
         self.segment = (
             escape_segment(name) if options.key is None else f"{escape_segment(name)}[{escape_segment(options.key)}]"
         )
@@ -226,6 +228,7 @@ class BoundStep(Step[P, R_co]):
         body = self.body = step.body
         self.name = step.name
         self.settings = step.settings
+        self.is_plain = step.is_plain
         self.segment = step.segment
         self.instance = instance
         self.fn = MethodType(body.fn, instance)
@@ -266,6 +269,11 @@ class BoundStep(Step[P, R_co]):
 
     def __hash__(self) -> int:
         return hash((self.fn, self.name))
+
+
+def _is_plain(options: StepOptions) -> bool:
+    limits = (options.timeout, options.heartbeat_timeout, None if options.retry is None else options.retry.max_elapsed)
+    return limits == (None, None, None) and options.compensate is None and options.context == "empty"
 
 
 def inherits_context(fn: Any) -> bool:
