@@ -57,9 +57,18 @@ class Attempt(CurrentStep):
     )
 
     def __init__(
-        self, run_id: str, workflow: str, step: RunStep, stream_writer: StreamWriter, heartbeats: Heartbeats
+        self, run_id: str, workflow: str, step: RunStep, state: Any, stream_writer: StreamWriter, heartbeats: Heartbeats
     ) -> None:
-        super().__init__(run_id, workflow, step.name, step.location, step.attempt, step.idempotency_key)
+        # Hot path: one is created per step, so all attributes are set without a call of the base class.
+        self.run_id = run_id
+        self.workflow = workflow
+        self.name = step.name
+        self.location = step.location
+        self.attempt = step.attempt
+        self.idempotency_key = step.idempotency_key
+        self.deadline = self.details = self._cancelled_event = None
+        self.state = state
+        self._cancel_requested = False
         self.step = step
         self.started_at = 0.0
         self.task: asyncio.Task[Any] | None = None
@@ -140,10 +149,9 @@ class StepExecutor:
 
         `may_have_run_elsewhere`: another process may have executed it before and written to streams.
         """
-        attempt = Attempt(run_id, workflow, step, self._stream_writer, self._heartbeats)
+        attempt = Attempt(run_id, workflow, step, self.state, self._stream_writer, self._heartbeats)
         if may_have_run_elsewhere or self._stream_writer.written:
             self._stream_writer.on_attempt_started(attempt, may_have_run_elsewhere=may_have_run_elsewhere)
-        attempt.state = self.state
         self._running.setdefault(run_id, {})[step.location] = attempt
         if self._slots_taken < self._limit:
             self._start(attempt, now)
