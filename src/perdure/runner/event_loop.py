@@ -105,6 +105,8 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         # order depends on the hashes; the multiplier spreads the seed over all bits.
         self.number = (seed * 0x9E3779B97F4A7C15) & ((1 << 60) - 1)
         self._inner_number = self.number  # of asyncio's internal objects, whose number differs per Python version
+        # Of the thread that creates the run, and then advances it. Reading it for each turn would be a system call.
+        self._outer = events._get_running_loop()
         self._run_next = False
         self._refused = 0
         self._batch: AsCompletedBatch | None = None
@@ -117,11 +119,12 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         False if the run waits or the drain was paused; True if the run has ended, was halted, or has reached the limit
         of callbacks.
         """
-        outer = events._get_running_loop()
+        ready, main = self.ready, self.main
+        if not ready:
+            return self.stopped or self.spinning
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
         sys.set_asyncgen_hooks(None, self.finalize)  # positional: by keyword the call costs twice as much
-        ready, main = self.ready, self.main
         until_check = CALLBACKS_PER_PAUSE_CHECK
         try:
             while ready and not self.halted and self.callbacks < MAX_CALLBACKS:
@@ -137,7 +140,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
                 if not handle._cancelled:
                     handle._run()
         finally:
-            events._set_running_loop(outer)
+            events._set_running_loop(self._outer)
             sys.set_asyncgen_hooks(*hooks)
         return self.halted or self.callbacks >= MAX_CALLBACKS or (main is not None and main.done())
 
