@@ -97,7 +97,8 @@ class StoreSession:
         await self.committer.stop()
 
     def _on_change_hint(self, run_ids: frozenset[str] | None) -> None:
-        for listener in (self.waiters.on_change_hint, *self._listeners):
+        # The waiters last: a worker claims a due run before callers read it.
+        for listener in (*self._listeners, self.waiters.on_change_hint):
             try:
                 listener(run_ids)
             except Exception:  # one listener must not keep the hint from the others; the sweep repeats it

@@ -105,7 +105,7 @@ class WorkflowLoop(_RefusingLoop):  # type: ignore[misc]
         # order depends on the hashes; the multiplier spreads the seed over all bits.
         self.number = (seed * 0x9E3779B97F4A7C15) & ((1 << 60) - 1)
         self._inner_number = self.number  # of asyncio's internal objects, whose number differs per Python version
-        # Of the thread that creates the run, and then advances it. Reading it per turn is a system call, 2 % of a step.
+        # Of the thread that creates the run, and then advances it. Reading it for each turn would be a system call.
         self._outer = events._get_running_loop()
         self._run_next = False
         self._refused = 0

@@ -128,6 +128,29 @@ class ConnectionThread:
             await self._hand_over_commit().future
         return written[0]
 
+    def call_here(self, job: Job[T | None]) -> T | None:
+        """Execute a short job in the caller's thread and return its result; None if the caller would have to wait.
+
+        The job must not wait for the disk. If another process has locked the file, a transaction of it does not begin.
+        """
+        connection = self._take_connection()
+        if connection is None:
+            return None
+        result: T | None = None
+        try:
+            connection.set_busy_handler(None)
+            try:
+                with contextlib.suppress(apsw.BusyError):
+                    result = job(connection)
+            finally:
+                with contextlib.suppress(apsw.ConnectionClosedError):  # the job may have closed it after an error
+                    connection.set_busy_handler(self._wait_for_lock)
+        except BaseException as error:
+            self._abort_here(error)
+            raise
+        self._release_connection()
+        return result
+
     async def stop(self) -> None:
         """Finish the jobs submitted before, close the connection and end the thread. Idempotent."""
         with self._lock:
@@ -153,28 +176,38 @@ class ConnectionThread:
         Return None, without a change, if the caller would have to wait: the connection is in use, jobs are queued,
         another process has locked the file, or a checkpoint is due.
         """
-        if os.getpid() != self._pid or not self._in_use.acquire(blocking=False):
+        connection = self._take_connection()
+        if connection is None:
             return None
         try:
-            if not self._is_free() or not self._begin_without_waiting():
+            if not self._begin_without_waiting(connection):
                 self._in_use.release()
                 return None
-            assert self._connection is not None
-            return (job(self._connection),)
+            return (job(connection),)
         except BaseException as error:
             self._abort_here(error)
             raise
 
-    def _is_free(self) -> bool:
-        """Return whether nothing waits for the connection. A checkpoint counts, or callers could delay it forever."""
-        waiting = self._stopped or self._open_commit is not None or not self._jobs.empty()
-        return not waiting and self._wal_pages <= CHECKPOINT_PAGES
+    def _take_connection(self) -> apsw.Connection | None:
+        """Return the connection, to be released by the caller, or None if something else needs it.
 
-    def _begin_without_waiting(self) -> bool:
+        That may be another thread, a job or a checkpoint: without the latter, callers could delay one forever.
+        """
+        if os.getpid() != self._pid or not self._in_use.acquire(blocking=False):
+            return None
+        waiting = self._stopped or self._open_commit is not None or not self._jobs.empty()
+        if self._connection is not None and not waiting and self._wal_pages <= CHECKPOINT_PAGES:
+            return self._connection
+        self._in_use.release()
+        return None
+
+    def _release_connection(self) -> None:
+        self._in_use.release()
+        if self._wal_pages > CHECKPOINT_PAGES:
+            self._jobs.put(_WAKE_UP)  # the thread checkpoints
+
+    def _begin_without_waiting(self, connection: apsw.Connection) -> bool:
         """Begin a transaction if no other process writes. The thread can wait for others, the event loop cannot."""
-        connection = self._connection
-        if connection is None:
-            return False
         connection.set_busy_handler(None)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -205,9 +238,7 @@ class ConnectionThread:
         except BaseException as error:
             self._abort_here(error)
             raise
-        self._in_use.release()
-        if self._wal_pages > CHECKPOINT_PAGES:
-            self._jobs.put(_WAKE_UP)  # the thread checkpoints
+        self._release_connection()
 
     def _hand_over_commit(self) -> _PendingJob:
         """Leave the commit, and with it the use of the connection, to the thread. A thread that stops commits first.

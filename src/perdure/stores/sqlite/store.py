@@ -207,6 +207,16 @@ class SqliteStore:
     # due and claim
 
     async def claim(self, claim: Claim) -> list[ClaimedRun]:
+        def claim_if_few(connection: apsw.Connection) -> list[ClaimedRun] | None:
+            claimed = workers.claim_if_few(connection, claim)
+            if claimed:
+                self._run_states.clear()
+            return claimed
+
+        self._check_file()
+        claimed = self._thread(self._writer).call_here(claim_if_few)
+        if claimed is not None:
+            return claimed
         return await self._write(lambda connection: workers.claim(connection, claim))
 
     async def next_wake(self, pool: str, gates: Sequence[str] | None = None) -> float | None:
