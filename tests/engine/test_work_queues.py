@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -217,7 +218,7 @@ async def test_runs_of_a_lost_claim_count_for_the_limit_per_worker(h):
     await h.settle()
     assert (await engine.queue(queue.name).describe()).held == 2  # both are suspended
     claim, load, may_load = engine.faults.claim, engine.faults.load, asyncio.Event()
-    lost: list[object] = []
+    lost: list[Any] = []
 
     async def load_slowly(ids):
         await may_load.wait()
