@@ -79,6 +79,38 @@ async def fanout(engine: Adapter, setting: Setting) -> Measures:
     return measured
 
 
+async def queues(engine: Adapter, setting: Setting) -> Measures:
+    """Return the rate of queued runs with a limit of concurrency, and how long a run waits for a slot that is free.
+
+    All runs are enqueued; the rate is until the last one has executed or a time limit. The second figure is of runs
+    that execute one at a time: from the end of one to the beginning of the next.
+    """
+    sizes, runs = setting.sizes, engine.queued
+    await _enqueue(engine, "wide", sizes["warm_up"])
+    await _wait_for_ends(engine, sizes["warm_up"], sizes["most_ms"] / 1000)
+    before, started_at = len(runs.ended), perf_counter()
+    await _enqueue(engine, "wide", sizes["runs"])
+    await _wait_for_ends(engine, before + sizes["runs"], sizes["most_ms"] / 1000)
+    rate = (len(runs.ended) - before) / (runs.ended[-1] - started_at)
+    await _wait_for_ends(engine, before + sizes["runs"], sizes["rest_ms"] / 1000)
+    first = len(runs.ended)
+    await _enqueue(engine, "narrow", sizes["in_turn"])
+    await _wait_for_ends(engine, first + sizes["in_turn"], sizes["most_ms"] / 1000)
+    waits = [began - ended for ended, began in zip(runs.ended[first:], runs.began[first + 1 :], strict=False)]
+    return {"queued_runs_per_s": rate, "admission_ms": 1000 * statistics.median(waits) if waits else float("nan")}
+
+
+async def _enqueue(engine: Adapter, queue: str, runs: int) -> None:
+    await _run_concurrently(lambda number: engine.enqueue(queue, number), runs)
+
+
+async def _wait_for_ends(engine: Adapter, count: int, seconds: float) -> None:
+    """Wait until so many queued runs have executed, or for some seconds."""
+    until = perf_counter() + seconds
+    while len(engine.queued.ended) < count and perf_counter() < until:  # noqa: ASYNC110 - engines have no event for it
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
+
+
 # --- two processes; the first one is killed    ---------------------------------------------------------------------
 
 
@@ -154,7 +186,7 @@ def measure_engine(workload: str, entrant: Entrant, setting: Setting) -> Measure
     """Return the measures of this engine in a workload."""
     if workload == "recovery":
         return recovery(entrant, setting)
-    measurement = {"noop10": noop10, "latency": latency, "fanout": fanout}[workload]
+    measurement = {"noop10": noop10, "latency": latency, "fanout": fanout, "queues": queues}[workload]
     with entrant.peer.external_process(setting):
         return asyncio.run(_with_engine(measurement, entrant, setting))
 

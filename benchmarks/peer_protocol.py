@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.harness import Setting
+from benchmarks.step_bodies import QueuedRuns
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -26,6 +27,7 @@ class Adapter(ABC):
     def __init__(self, variant: str, setting: Setting) -> None:
         self.variant = variant
         self.setting = setting
+        self.queued = QueuedRuns()
 
     @abstractmethod
     async def open(self) -> None:
@@ -47,6 +49,10 @@ class Adapter(ABC):
 
     async def start(self, workflow: str, number: int, id: str) -> None:
         """Start a run durably, under an id that another process can use to wait for it."""
+        raise NotImplementedError
+
+    async def enqueue(self, queue: str, number: int) -> None:
+        """Start a run of `one_step` durably in a queue of `QUEUES`; the adapter counts in `queued` when it executes."""
         raise NotImplementedError
 
     async def result(self, id: str) -> int:

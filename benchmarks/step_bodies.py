@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from time import perf_counter
 
 STEPS = 10
 """The number of steps of `ten_steps`, and of `halfway`, which waits at its gate after half of them."""
@@ -21,8 +22,26 @@ WORKFLOWS = {
 """The workflows that an adapter must provide. Each takes a number and returns it."""
 
 
+QUEUES = {"wide": 50, "narrow": 1}
+"""Queues by name, with their limit of concurrency."""
+
+
 async def noop(number: int) -> int:
     return number
+
+
+class QueuedRuns:
+    """A step that notes when queued runs execute. The runs execute in the process of their caller."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+        self.ended: list[float] = []
+
+    async def note(self, number: int) -> int:
+        self.began.append(perf_counter())
+        await asyncio.sleep(0)
+        self.ended.append(perf_counter())
+        return number
 
 
 class Gate:

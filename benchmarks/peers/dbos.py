@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.peer_protocol import Adapter, Peer, Variant
-from benchmarks.step_bodies import STEPS, Gate, noop
+from benchmarks.step_bodies import QUEUES, STEPS, Gate, QueuedRuns, noop
 
 AT_ONCE = 100  # threads that call workflows, in the sync variants
 
@@ -26,6 +26,8 @@ class Dbos(Adapter):
         gate = Gate(self.setting.folder)
         make = _blocking_workflows if self._sync else _workflows
         self._workflows = make(self._dbos.DBOS, gate)
+        self._queued = _queued_workflow(self._dbos.DBOS, self.queued)
+        self._queues = {name: self._dbos.Queue(name, concurrency=limit) for name, limit in QUEUES.items()}
         await self._run_in_thread(self._dbos.DBOS.launch)
 
     @property
@@ -47,6 +49,9 @@ class Dbos(Adapter):
         with self._dbos.SetWorkflowID(id):
             await self._dbos.DBOS.start_workflow_async(self._workflows[workflow], number)
 
+    async def enqueue(self, queue: str, number: int) -> None:
+        await self._queues[queue].enqueue_async(self._queued, number)
+
     async def result(self, id: str) -> int:
         handle = await self._dbos.DBOS.retrieve_workflow_async(id)
         result: int = await handle.get_result()
@@ -54,6 +59,18 @@ class Dbos(Adapter):
 
     async def _run_in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _queued_workflow(dbos: Any, runs: QueuedRuns) -> Any:
+    async def note_run(number: int) -> int:  # a function, because the decorator sets attributes
+        return await runs.note(number)
+
+    note = dbos.step()(note_run)
+
+    async def queued(number: int) -> int:
+        return int(await note(number))
+
+    return dbos.workflow()(queued)
 
 
 def _workflows(dbos: Any, gate: Gate) -> dict[str, Any]:
@@ -108,7 +125,7 @@ def _blocking_workflows(dbos: Any, gate: Gate) -> dict[str, Any]:
     return {body.__name__: workflow(body) for body in (one_step, ten_steps)}
 
 
-_ASYNC = ("noop10", "latency", "recovery", "fanout")
+_ASYNC = ("noop10", "latency", "recovery", "fanout", "queues")
 _SYNC = ("noop10", "latency")
 PEER = Peer(
     title="DBOS",

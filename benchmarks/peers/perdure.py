@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peer_protocol import Adapter, Peer, Variant
-from benchmarks.step_bodies import STEPS, Gate, noop
+from benchmarks.step_bodies import QUEUES, STEPS, Gate, QueuedRuns, noop
 
 if TYPE_CHECKING:
     from perdure import Context, Engine
@@ -16,7 +16,9 @@ class Perdure(Adapter):
         import perdure
 
         self._workflows = _workflows(Gate(self.setting.folder))
-        self._engine: Engine = perdure.Engine(self._url, workflows=list(self._workflows.values()))
+        self._queued = _queued_workflow(self.queued)
+        self._queues = {name: perdure.WorkQueue(name, limit) for name, limit in QUEUES.items()}
+        self._engine: Engine = perdure.Engine(self._url, workflows=[*self._workflows.values(), self._queued])
         await self._engine.open()
 
     @property
@@ -35,9 +37,24 @@ class Perdure(Adapter):
     async def start(self, workflow: str, number: int, id: str) -> None:
         await self._engine.start(self._workflows[workflow], number, id=id)
 
+    async def enqueue(self, queue: str, number: int) -> None:
+        await self._engine.start(self._queued, number, queue=self._queues[queue])
+
     async def result(self, id: str) -> int:
         result: int = await self._engine.get(id).result()
         return result
+
+
+def _queued_workflow(runs: QueuedRuns) -> Any:
+    from perdure import step, workflow
+
+    note = step(runs.note)
+
+    @workflow
+    async def queued(ctx: Context, number: int) -> int:
+        return await note(number)
+
+    return queued
 
 
 def _workflows(gate: Gate) -> dict[str, Any]:
@@ -75,7 +92,7 @@ def _workflows(gate: Gate) -> dict[str, Any]:
     return {each.name: each for each in (one_step, ten_steps, halfway, children, parallel)}
 
 
-_ALL = ("noop10", "latency", "recovery", "fanout")
+_ALL = ("noop10", "latency", "recovery", "fanout", "queues")
 PEER = Peer(
     title="Perdure",
     adapter=Perdure,

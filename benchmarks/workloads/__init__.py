@@ -13,4 +13,5 @@ MODULES = {
     "follow": "follow",
     "schedules": "schedules",
     "search": "search",
+    "queues": "queues",
 }

@@ -5,6 +5,7 @@ import gc
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -304,7 +305,7 @@ async def test_delayed_run_starts_after_its_delay(h):
 @on_every_store
 async def test_tags_of_workflow_and_start_are_merged(h):
     @workflow(tags={"team": "shop", "kind": "x"})
-    async def tagged(ctx: Context) -> dict[str, str]:
+    async def tagged(ctx: Context) -> dict[str, Any]:
         return dict(ctx.tags)
 
     engine = await h.engine(tagged)

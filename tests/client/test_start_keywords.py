@@ -86,7 +86,7 @@ async def test_eight_positional_arguments(h):
 
 
 @on_every_store
-async def test_keywords_of_a_child_are_payload_and_options_other_than_the_id_are_refused(h):
+async def test_keywords_of_a_child_are_payload_and_options_that_children_do_not_take_are_refused(h):
     @workflow
     async def above(ctx: Context, name: str) -> object:
         if name == "payload":
@@ -102,8 +102,8 @@ async def test_keywords_of_a_child_are_payload_and_options_other_than_the_id_are
     assert await h.drive(engine.execute(above, "payload")) == "x/n/True"
     assert await h.drive(engine.execute(above, "bound")) == "y/3/0"
     assert await h.drive(engine.execute(above, "handle")) == "x/n/False"
-    for name in ("tags", "timeout", "if_exists", "priority", "connection"):
-        with pytest.raises(RunFailed, match=name if name in ("priority", "connection") else "takes an id only|must be"):
+    for name in ("tags", "timeout", "if_exists", "dedupe", "connection"):
+        with pytest.raises(RunFailed, match=name if name == "connection" else "takes id, queue, priority|must be"):
             await h.drive(engine.execute(above, name))
     assert await h.drive(engine.execute(above, "colour")) == {"colour": 1}
 
@@ -129,5 +129,5 @@ def test_run_takes_keyword_payloads_and_options(tmp_path):
     assert perdure.run(order, "x", gift=True, store=store, id="a") == "x//True"  # type: ignore[call-overload]
     assert perdure.run(order, "y", store=store, id="a", if_exists="restart") == "y//False"
     assert perdure.run(order.options(id="a", if_exists="restart"), "z", gift=True, store=store) == "z//True"
-    with pytest.raises(InvalidArgument, match="queue="):
+    with pytest.raises(InvalidArgument, match=r"declare WorkQueue\('q'\)"):
         perdure.run(order, "x", queue="q")

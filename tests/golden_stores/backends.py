@@ -26,6 +26,15 @@ from tests.servers import postgres_schemas as schemas
 from tests.servers import redis as redis_servers
 
 FOLDER = Path(__file__).parent / "data"
+SEQUENCES = """
+    SELECT s.sequencename, s.last_value FROM pg_sequences s
+    WHERE s.schemaname = $1 AND NOT EXISTS (  -- those of identity columns follow from the rows
+        SELECT FROM pg_depend d WHERE d.objid = format('%I.%I', s.schemaname, s.sequencename)::regclass
+            AND d.deptype = 'i')
+    ORDER BY 1"""
+COLUMNS = """
+    SELECT column_name FROM information_schema.columns
+    WHERE table_schema = $1 AND table_name = $2 AND is_generated = 'NEVER' ORDER BY ordinal_position"""
 
 
 class Backend(Protocol):
@@ -69,8 +78,10 @@ class Postgres:
         for (table,) in tables:
             found = await connection.fetch(f'SELECT to_json(t)::text FROM {schema}."{table}" t')
             rows[table] = sorted((json.loads(row[0]) for row in found), key=json.dumps)
+        found = await connection.fetch(SEQUENCES, schema)
         await connection.close()
-        return _json({"migrations": len(postgres_schema.migrations()), "tables": rows})
+        version = len(postgres_schema.migrations())
+        return _json({"migrations": version, "tables": rows, "sequences": {row[0]: row[1] for row in found}})
 
     async def restore(self, store: Any, dump: bytes) -> None:
         given = json.loads(dump)
@@ -82,15 +93,19 @@ class Postgres:
         await connection.execute(f"COMMENT ON SCHEMA {schema} IS '{postgres_schema._OURS}'")
         for table, rows in given["tables"].items():
             await connection.execute(f'DELETE FROM "{table}"')
+            columns = ", ".join(f'"{row[0]}"' for row in await connection.fetch(COLUMNS, schema, table))
             await connection.execute(
-                f'INSERT INTO "{table}" OVERRIDING SYSTEM VALUE '
-                f'SELECT * FROM json_populate_recordset(NULL::"{table}", $1)',
+                f'INSERT INTO "{table}" ({columns}) OVERRIDING SYSTEM VALUE '
+                f'SELECT {columns} FROM json_populate_recordset(NULL::"{table}", $1)',
                 json.dumps(rows),
             )
             if rows and "pk" in rows[0] and await _is_identity(connection, schema, table):
                 await connection.execute(
                     f"SELECT setval(pg_get_serial_sequence('\"{table}\"', 'pk'), (SELECT max(pk) FROM \"{table}\"))"
                 )
+        for sequence, value in given.get("sequences", {}).items():
+            if value is not None:
+                await connection.fetchval("SELECT setval($1::text::regclass, $2)", sequence, value)
         await connection.close()
         store.schema.is_created = True
 

@@ -88,9 +88,6 @@ class _IdlePools:
             await self.idle.pop().close()
 
 
-NEVER = -1.0  # a tolerance that refuses every time
-
-
 class BorrowedStore(PostgresStore):
     """A PostgreSQL store with the clock of a test."""
 
@@ -115,13 +112,13 @@ class BorrowedStore(PostgresStore):
         return self._clock.now()
 
     async def commit(self, batch: Sequence[Write]) -> list[WriteResult]:
-        return await super().commit([self._with_own_clock(write) for write in batch])
+        """Commit writes; the time of an admission is compared with the clock of the test."""
+        return await super().commit([self._with_checked_time(write) for write in batch])
 
-    def _with_own_clock(self, write: Write) -> Write:
-        """Compare the time of an admission with the clock of the test instead of the server's."""
-        if not isinstance(write, Admit) or write.tolerance is None:
+    def _with_checked_time(self, write: Write) -> Write:
+        if not isinstance(write, Admit) or is_clock_wrong(write, self._clock.now()):
             return write
-        return replace(write, tolerance=NEVER if is_clock_wrong(write, self._clock.now()) else None)
+        return replace(write, tolerance=None)
 
     async def _prepare(self, pool: ConnectionPool, shards: int) -> None:
         connection = await pool.acquire()

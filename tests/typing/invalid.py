@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import perdure
-from perdure import Context, Engine, Run, step, workflow
+from perdure import Context, Engine, Run, WorkQueue, step, workflow
 from tests.typing.valid import Gateway, Order, charge, checkout, eight, four, import_file, nightly, refund, weigh
 
 
@@ -84,6 +84,18 @@ async def of_the_engine(engine: Engine, order: Order) -> None:
     await engine.execute(charge, order)  # type: ignore[arg-type]
     run: Run[int] = await engine.start(checkout, order)  # type: ignore[arg-type]
     assert run.id
+
+
+WorkQueue("invalid", concurrency="5")  # type: ignore[arg-type]
+WorkQueue("invalid", rate=5)  # type: ignore[arg-type]
+
+
+async def of_queues(engine: Engine, ctx: Context, order: Order) -> None:
+    await engine.start(checkout, order, queue=5)  # type: ignore[call-arg]
+    await engine.start(checkout, order, priority="high")  # type: ignore[call-arg]
+    await engine.start(checkout, order, dedupe="k", on_duplicate="drop")  # type: ignore[call-arg]
+    await ctx.run_child(checkout, order, dedupe="k")  # type: ignore[call-arg]
+    await engine.queue("typed").resize(colour=5)  # type: ignore[call-arg]
 
 
 async def of_children(ctx: Context, order: Order) -> None:

@@ -12,13 +12,16 @@ import perdure
 from perdure import (
     Client,
     Context,
+    Debounce,
     Engine,
     EngineConfig,
+    Rate,
     Retry,
     Run,
     RunQuery,
     RunStatus,
     Worker,
+    WorkQueue,
     event,
     step,
     workflow,
@@ -245,6 +248,26 @@ async def of_starts(engine: Engine, ctx: Context, order: Order) -> None:
     assert_type(await (await ctx.start_child(eight, 1, "b", b"c", 2.0, True, "f", 7)).result(), dict[str, int])
     assert_type(perdure.run(eight, 1, "b", b"c", 2.0, True, "f", 7, id="x", if_exists="reject"), dict[str, int])
     assert_type(perdure.run(import_file.options(id="x"), "x", dry=True, store="memory://"), list[str])
+
+
+queue = WorkQueue("typed", 5, 1, "100/min", lambda order: order.id, partition_rate=Rate(1, per=timedelta(seconds=1)))
+
+
+@workflow(queue=queue)
+async def queued(ctx: Context, order: Order) -> str:
+    return order.id
+
+
+async def of_queues(engine: Engine, ctx: Context, order: Order) -> None:
+    assert_type(await engine.start(queued, order, queue=None), Run[str])
+    assert_type(await engine.start(checkout, order, queue=queue, priority=-1, partition="p", max_wait=60), Run[str])
+    assert_type(await engine.start(checkout, order, queue="typed", dedupe="k", on_duplicate="replace"), Run[str])
+    assert_type(await engine.execute(checkout.options(debounce=Debounce("k", quiet=1, keep="first")), order), str)
+    assert_type(await ctx.run_child(checkout, order, queue=queue, priority=1), str)
+    assert_type(await (await ctx.start_child(checkout, order, queue="typed", detached=True)).result(), str)
+    await engine.queue("typed").resize(concurrency=None, rate="5/s")
+    assert_type([each.waiting for each in await engine.queues()], list[int])
+    assert_type(Engine("memory://", queues=[queue]), Engine)
 
 
 async def of_others(order: Order) -> None:

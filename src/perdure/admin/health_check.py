@@ -201,7 +201,14 @@ class _HealthCheck:
         return dict(zip(names, found, strict=True))
 
     async def _place(self, run_id: str) -> PlaceRecord | None:
-        return await self._session.read(partial(self._session.store.place, run_id))
+        """Return the place of a run; none, and a finding, if it cannot be read."""
+        try:
+            return await self._session.read(partial(self._session.store.place, run_id))
+        except StoreError as error:
+            if error.retryable:
+                raise
+            self.findings.add_unreadable(run_id, str(error))
+            return None
 
     async def _inbox(self, run_id: str) -> list[Message]:
         """Return the unread messages of a run; none, and a finding, if they cannot be read."""

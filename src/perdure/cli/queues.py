@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -25,7 +26,8 @@ queues = typer.Typer(no_args_is_help=True, help="List, describe and control work
 def _complete_name(incomplete: str) -> list[str]:
     """Return the queues of the store whose names begin with this, for the shell. Errors complete nothing."""
     try:
-        found = with_client(existing_store(store_url(None)), lambda client: client.queues())
+        url = store_url(os.environ.get("PERDURE_STORE"))  # a completion does not see --store
+        found = with_client(existing_store(url), lambda client: client.queues())
     except Exception:
         return []
     return [each.name for each in found if each.name.startswith(incomplete)]

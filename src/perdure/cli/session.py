@@ -22,6 +22,7 @@ from perdure.errors import (
     InvalidToken,
     PerdureError,
     QueueFull,
+    QueueNotFound,
     RunCancelled,
     RunConflict,
     RunFailed,
@@ -47,6 +48,7 @@ STORE_TIMEOUT_SECONDS = 5.0  # a command gives up when the store is unavailable 
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (RunNotFound, NOT_FOUND),
+    (QueueNotFound, NOT_FOUND),
     (ScheduleNotFound, NOT_FOUND),
     (InvalidToken, NOT_FOUND),
     (RunConflict, CONFLICT),
@@ -187,6 +189,8 @@ def advice_for(error: BaseException) -> str:
             return error.advice
         case RunNotFound():
             return f"perdure ls --prefix {str(run_id)[:8]}"
+        case QueueNotFound():
+            return "perdure queues ls"
         case ScheduleNotFound():
             return "perdure schedules ls"
         case RunInUse():

@@ -73,21 +73,7 @@ class WorkerRuntime:
             session, member, on_admitted=self._on_admitted, draining=lambda: self.coordinator.draining
         )
         self._ambiguous = AmbiguousWorkflows(session.store, catalog, pool)
-        self._claimer = Claimer(
-            session.store,
-            self.coordinator,
-            member,
-            config,
-            pool,
-            catalog.workflow_versions,
-            on_unclaimed=self._ambiguous.report,
-            gates=QueueGates(
-                limits=lambda: self._admitter.worker_limits,
-                former=lambda: self._admitter.queues_with_holders,
-                active=self.coordinator.cache.all_active,
-                is_loading=self.coordinator.loader.is_loading,
-            ),
-        )
+        self._claimer = self._build_claimer()
         self._held_retrier = HeldRunRetrier(session, self.coordinator, pool, catalog.workflow_versions, catalog.find)
         self._observed: set[str] = set()  # runs that a run in this process observes
         interval = config.seconds("sweep_interval")
@@ -142,6 +128,24 @@ class WorkerRuntime:
         return (
             PeriodicTask("schedules", trigger.tick, clock, interval),
             PeriodicTask("internal", internal_claimer.tick, clock, interval),
+        )
+
+    def _build_claimer(self) -> Claimer:
+        gates = QueueGates(
+            limits=lambda: self._admitter.worker_limits,
+            former=lambda: self._admitter.queues_with_holders,
+            active=self.coordinator.cache.all_active,
+            is_loading=self.coordinator.loader.is_loading,
+        )
+        return Claimer(
+            self._session.store,
+            self.coordinator,
+            self._member,
+            self._session.config,
+            self._pool,
+            self._catalog.workflow_versions,
+            on_unclaimed=self._ambiguous.report,
+            gates=gates,
         )
 
     # --- start and stop

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,6 +32,7 @@ from perdure.testing.faults import FaultyStore
 from perdure.testing.step_interception import intercept_steps
 from perdure.testing.time_skipping import REAL_POLL_SECONDS, SWEEP_DISABLED_SECONDS, LazyClock, RealWaits
 from perdure.workflows.definition import Workflow
+from perdure.workflows.work_queues import QUEUES, WorkQueue
 
 R = TypeVar("R")
 HOUR = 3600.0
@@ -149,6 +150,7 @@ class Harness:
         self.clock.settle = self.settle if waits is None else waits.settle
         self.store: Store = MemoryStore(self.clock) if store is None else store
         self.config = without_sweeps(config or EngineConfig()) if skips else config or EngineConfig()
+        self._queues_before = {each.name: each for each in QUEUES.all()}
         self.executions: list[Execution] = []
         self.bodies = ThreadStepTracker()
         self._open: list[Client] = []
@@ -184,9 +186,15 @@ class Harness:
         store: Store | None = None,
         **options: Any,
     ) -> WatchedEngine:
-        """Return an open engine that executes these workflows, or all registered ones without arguments."""
+        """Return an open engine that executes these workflows, or all registered ones without arguments.
+
+        It declares the work queues that the test has made and those of these workflows, not all that other tests have
+        imported. `queues` names others; with None it declares all.
+        """
         self._engines += 1
         faulty = self.faulty(store)
+        declares_started = "queues" not in options
+        options.setdefault("queues", self._own_queues(workflows))
         engine = WatchedEngine(
             self,
             self._engines,
@@ -196,9 +204,18 @@ class Harness:
             clock=self.clock,
             **options,
         )
+        if declares_started:
+            engine._session.declares_queue = lambda queue: True
         self._open.append(engine)
         await self.drive(engine.open())
         return engine
+
+    def _own_queues(self, workflows: Sequence[Workflow[Any, Any]]) -> list[WorkQueue]:
+        """Return the queues that were defined since this harness, and those of the workflows."""
+        defined = [each for each in QUEUES.all() if self._queues_before.get(each.name) is not each]
+        defaults = (each.settings.queue for each in workflows)
+        found = {each.name: each for each in defaults if isinstance(each, WorkQueue)}
+        return list({**found, **{each.name: each for each in defined}}.values())
 
     async def client(self, *, config: EngineConfig | None = None, store: Store | None = None) -> Client:
         """Return an open client, which executes no runs."""

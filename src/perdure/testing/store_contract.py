@@ -21,7 +21,7 @@ from perdure.testing.contract.delete_run import DeleteRunCases
 from perdure.testing.contract.documents import DocumentCases
 from perdure.testing.contract.end_run import EndRunCases
 from perdure.testing.contract.fan_out import FanOutCases, ReleaseCases
-from perdure.testing.contract.filters import FilterCases, FilterPageCases
+from perdure.testing.contract.filters import FilterCases, FilterPageCases, QueueFilterCases
 from perdure.testing.contract.finalization import FinalizationCases, ObserverCases
 from perdure.testing.contract.followers import FollowerCases
 from perdure.testing.contract.history import HistoryCases
@@ -88,6 +88,7 @@ class ContractWithoutQueues(
 
 class StoreContract(
     ContractWithoutQueues,
+    QueueFilterCases,
     QueueSettingsCases,
     PlaceCases,
     QueueMoveCases,

@@ -71,6 +71,8 @@ class StartOptions(Struct, frozen=True):
     @property
     def has_place(self) -> bool:
         """Whether an option is about a queue."""
+        if self is NO_OPTIONS:  # the common case
+            return False
         return self.queue is not UNSET or any(getattr(self, name) is not None for name in PLACE_OPTIONS)
 
     @property

@@ -14,6 +14,7 @@ import pytest
 
 from perdure.model.queue_records import Take
 from perdure.model.records import RunStatus, queue_hint
+from perdure.model.turns import TurnExtras
 from perdure.stores.postgres import fast_path, queue_reads
 from perdure.stores.postgres.pool import ConnectionPool
 from perdure.stores.postgres.store import PostgresStore
@@ -295,7 +296,7 @@ def test_no_deadlock_between_starts_with_keys_ends_and_admissions(
         for i in range(rounds):
             order = 1 if (n + i) % 2 else -1
             mode = ("existing", "replace")[i % 2]
-            starts = [queued(f"s{n}-{i}-{k}", partition=names[k], dedupe=key, on_duplicate=mode)
+            starts: list[Write] = [queued(f"s{n}-{i}-{k}", partition=names[k], dedupe=key, on_duplicate=mode)
                       for k, key in enumerate(keys)]  # fmt: skip
             plain = [queued(f"t{n}-{i}-{k}", partition=name) for k, name in enumerate(names)]
             await store.commit([*starts[::order], *plain[::order]])
@@ -312,7 +313,8 @@ def test_no_deadlock_between_starts_with_keys_ends_and_admissions(
             order = 1 if (n + i) % 2 else -1
             version = (await view_of(store)).version
             takes = tuple(Take(partition=name, count=2, turn=i) for name in names[::order])
-            await store.commit([admit(version, *takes), end(f"a{n}-{i}", id="missing")][::order])
+            writes: list[Write] = [admit(version, *takes), end(f"a{n}-{i}", id="missing")]
+            await store.commit(writes[::order])
 
     async def test(store: PostgresStore) -> None:
         handles = (store, await opened(postgres_url), await opened(postgres_url))
@@ -516,6 +518,22 @@ def test_hints_of_many_queues_reach_another_process(postgres_url: str) -> None:
             while await heard.get() is not None:
                 pass
         await other.close()
+
+    on(postgres_url, test)
+
+
+def test_change_hints_contain_names_only(postgres_url: str) -> None:
+    """A turn that changes nothing for others has none: consumers read each as a name."""
+
+    async def test(store: PostgresStore) -> None:
+        heard: list[Any] = []
+        store.on_change(heard.append)
+        running = RunPatch(status=RunStatus.RUNNING, owner="a")
+        await store.commit([turn(0, patch=running)])
+        await store.commit([turn(1, patch=running, extras=TurnExtras(tags={"n": 1}))])
+        await store.commit([turn(2, patch=running, extras=TurnExtras(tags={"n": 2})), run("other")])
+        await asyncio.sleep(0)  # notifications are callbacks of the loop
+        assert heard == [frozenset({"other"})]
 
     on(postgres_url, test)
 

@@ -15,8 +15,9 @@ from perdure.errors import StoreError
 from perdure.stores.redis.server import RedisServer, parse_url
 from perdure.stores.redis.store import RedisStore
 from perdure.stores.results import Committed, Created, WriteResult
-from perdure.testing import StoreContract
-from perdure.testing.contract.builders import SHARDS, entry, run, turn, worker
+from perdure.testing.contract.builders import SHARDS, entry, refused, run, turn, worker
+from perdure.testing.contract.queue_builders import configure
+from perdure.testing.store_contract import ContractWithoutQueues
 from tests.servers.redis import Cluster, new_prefix, with_options
 
 
@@ -28,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.remove()
 
 
-class TestRedisCluster(StoreContract):
+class TestRedisCluster(ContractWithoutQueues):
     @pytest.fixture(autouse=True)
     def _server(self, cluster):
         self._url = with_options(cluster.url, prefix=new_prefix())
@@ -38,6 +39,19 @@ class TestRedisCluster(StoreContract):
 
     async def again(self, store):
         return RedisStore(self._url)
+
+
+def test_queue_is_refused_on_a_cluster_with_one_partition(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        store = RedisStore(with_options(cluster.url, prefix=new_prefix(), partitions=1))
+        await store.open(shards=SHARDS)
+        try:
+            assert "has no queues on several partitions or a cluster" in str(await refused(store.commit([configure()])))
+            assert await store.queues() == []
+        finally:
+            await store.close()
+
+    asyncio.run(scenario())
 
 
 def test_store_continues_when_a_primary_is_lost(tmp_path: Path) -> None:

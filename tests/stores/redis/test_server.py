@@ -416,7 +416,7 @@ def test_refuses_the_format_before_the_renaming_of_fields() -> None:
         async with opened(url) as store:
             await store._partitions.command(0, "DEL", "meta:")
             await store._partitions.command(0, "HSET", "meta:", "format", "2", "shards", "16", "slices", "1")
-            with pytest.raises(StoreError, match=r"another version of perdure \(format 2, not 4\)") as caught:
+            with pytest.raises(StoreError, match=r"another version of perdure \(format 2, not 6\)") as caught:
                 await RedisStore(url).open(shards=16)
             assert not caught.value.retryable
 

@@ -41,8 +41,6 @@ class TestRedisStoreWithoutFastPath(_WithOwnPrefix, CommitTurnCases, HistoryCase
 class TestPartitionedRedisStore(_WithOwnPrefix, ContractWithoutQueues):
     """Each partition is checked alone, and changes of other partitions go through outboxes. Queues are refused."""
 
-    test_the_queue_of_its_start_selects_a_run = None  # type: ignore[assignment]
-
     @pytest.fixture(autouse=True)
     def _server(self):
         with prefix_of_its_own(partitions=16) as self._url:

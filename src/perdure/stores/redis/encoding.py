@@ -296,7 +296,7 @@ def has_orphaned_children(pairs: Pairs) -> bool:
 # --- tags ------------------------------------------------------------------------------------------------------------
 
 StoredTag = str | tuple[str, str, str]
-"""A tag as `lua/keys.lua` indexes it: text, or the canonical text, the number (or empty) and the encoded value."""
+"""A tag as `lua/tags.lua` indexes it: text, or the canonical text, the number (or empty) and the encoded value."""
 
 
 def encode_stored_tags(tags: Tags) -> bytes:

@@ -30,7 +30,7 @@ Found = RunRecord | UnreadableRun | None
 """A run, a mark if it cannot be decoded, or None if it was deleted meanwhile."""
 
 
-class Driver(Struct, frozen=True):
+class SearchedRuns(Struct, frozen=True):
     """What a search reads: indexes by creation time, or the keys of all runs that may match, newest first."""
 
     indexes: tuple[str, ...] = ()
@@ -91,11 +91,11 @@ def _matches(query: RunQuery, found: RunRecord | UnreadableRun) -> bool:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-async def _choose_driver(partitions: Partitions, query: RunQuery, bounds: TimeBounds) -> Driver:
+async def _choose_runs(partitions: Partitions, query: RunQuery, bounds: TimeBounds) -> SearchedRuns:
     """Return the indexes that hold the fewest runs."""
     awaited = search_plan.find_awaited(query)
     if awaited is not None and awaited.name is not None:
-        return Driver(keys=await _waiting_runs(partitions, awaited.kind, awaited.name))
+        return SearchedRuns(keys=await _waiting_runs(partitions, awaited.kind, awaited.name))
     candidates = search_plan.list_candidates(query)
     chosen = candidates[0]
     if len(candidates) > 1:
@@ -104,8 +104,8 @@ async def _choose_driver(partitions: Partitions, query: RunQuery, bounds: TimeBo
         usable = [n for n, each in enumerate(candidates) if isinstance(each, Candidate) or sizes[n] <= SCAN_LIMIT]
         chosen = candidates[min(usable, key=lambda n: sizes[n])]
     if isinstance(chosen, Range):
-        return Driver(keys=await _runs_in_range(partitions, chosen))
-    return Driver(chosen.indexes)
+        return SearchedRuns(keys=await _runs_in_range(partitions, chosen))
+    return SearchedRuns(chosen.indexes)
 
 
 async def _measure(partitions: Partitions, candidates: Sequence[Candidate | Range], bounds: TimeBounds) -> list[int]:
@@ -165,13 +165,13 @@ async def _newest_first(
         created_at, last = key_of(query.after)
         if bounds.until is None or created_at < bounds.until:
             before, last_id = repr(created_at), last
-    driver = await _choose_driver(partitions, query, bounds)
+    searched = await _choose_runs(partitions, query, bounds)
     size = min(CHUNK_SIZE, wanted)
     while True:
-        if driver.keys is None:
-            keys = await _read_keys(partitions, driver.indexes, before, last_id, size)
+        if searched.keys is None:
+            keys = await _read_keys(partitions, searched.indexes, before, last_id, size)
         else:
-            keys = _page_of(driver.keys, before, last_id, size)
+            keys = _page_of(searched.keys, before, last_id, size)
         ids = [id for _, id in keys]
         rows = await (records(partitions, ids) if in_full else _bare_rows(partitions, ids))
         for key, row in zip(keys, rows, strict=True):

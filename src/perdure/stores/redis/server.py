@@ -46,9 +46,10 @@ SCRIPT_MODULES = {
     ),
     "reads": ("run_rows", "due_queues", "queue_reads"),
 }
-"""The Lua modules of each script. Its text is `lua/keys.lua`, `lua/core.lua`, the modules and the file of its own name.
+"""The Lua modules of each script.
 
-A script that is not listed has no modules and no `lua/core.lua`.
+Its text is `lua/keys.lua`, `lua/tags.lua`, `lua/core.lua`, the modules and the file of its own name. A script that is
+not listed has no modules and no `lua/core.lua`; only the one that creates runs has `lua/tags.lua`.
 """
 
 # Replies of a server that may accept the call later: exceptions of the client, or error codes without an exception.
@@ -73,9 +74,10 @@ class Script(Struct, frozen=True):
 def script(name: str) -> Script:
     """Return a script. Each module becomes a table of its own name, filled when it is first used (`lua/core.lua`)."""
     names = SCRIPT_MODULES.get(name, ())
+    preludes = ("keys", "tags") if names or name == "fast_create" else ("keys",)
     modules = (f"{module} = module(function({module})\n{_read_lua(module)}\nend)\n" for module in names)
     core = (f"local {', '.join(names)}\n", _read_lua("core")) if names else ()
-    text = "".join((_read_lua("keys"), *core, *modules, _read_lua(name)))
+    text = "".join((*map(_read_lua, preludes), *core, *modules, _read_lua(name)))
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -284,7 +284,7 @@ def _encode_end(write: EndRun) -> Array:
     prune_at = encode_time(None if write.prune_after is None else write.now + write.prune_after)
     fields = [
         *("status", write.status.value, "owner", "", "wake_at", "", "has_new_messages", "0", "turn_state", ""),
-        *("held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at, "error_type", ""),
+        *("held_kind", "", "ended_at", now, "updated_at", now, "prune_at", prune_at),
     ]
     marker = as_lua_string(encode_marker(write.turn_id))
     return ("end", write.run_id, write.turn_id, now, write.only_if_not_started, marker, fields)
@@ -295,7 +295,7 @@ def _encode_rewind(write: RewindRun, partition_of: PartitionOf) -> Array:
     fields = [
         *("owner", "", "has_new_messages", "0", "wake_at", now, "updated_at", now, "ended_at", "", "prune_at", ""),
         *("turn_state", "", "held_kind", "", "recoveries", "0", "drift", as_lua_string(EMPTY)),
-        *("orphaned_children", "0", "unfinalized", "0", "error_type", ""),
+        *("orphaned_children", "0", "unfinalized", "0"),
         *("deadline_at", "" if write.deadline_at is None else encode_time(write.deadline_at)),
     ]
     returned = [_encode_returned(message, partition_of) for message in write.returned]

@@ -118,27 +118,6 @@ class FilterCases(ContractCase):
             assert await found(store, where) == ids, where
 
     @case
-    async def test_the_queue_of_its_start_selects_a_run(self, store: Store) -> None:
-        await store.commit([ConfigureQueue(name=name, base=0, declared=QueueSettings()) for name in ("emails", "sms")])
-        await store.commit([replace(run("mail", created_at=1.0, tags={"a": 1}), place=Place(queue="emails"))])
-        await store.commit(
-            [replace(run("text", created_at=2.0), place=Place(queue="sms")), run("other", created_at=3.0)]
-        )
-        for where, ids in {
-            "queue:emails": ["mail"],
-            "queue:*": ["text", "mail"],
-            "-queue:*": ["other"],
-            "-queue:emails": ["other", "text"],
-            "(queue:emails OR queue:sms) a:1": ["mail"],
-            "queue:missing": [],
-        }.items():
-            assert await found(store, where) == ids, where
-        await store.commit([end(id="mail")])
-        assert await found(store, "queue:emails status:cancelled") == ["mail"], (
-            "an ended run keeps the name of its queue"
-        )
-
-    @case
     async def test_tags_are_negated_joined_and_quoted(self, store: Store) -> None:
         tags = {
             "eu": {"region": "eu", "tenant": "acme inc", "n": 1},
@@ -227,6 +206,31 @@ class FilterCases(ContractCase):
         await store.commit([run("f", created_at=101.0, owner="a"), turn(0, id="f", patch=errors)])
         listed = (await store.runs(RunQuery(where="error:E"), bare=True)).runs
         assert [row.error and (row.error.type, row.error.message) for row in listed] == [("E", "why")]
+
+
+class QueueFilterCases(ContractCase):
+    """Filters by the queue of a run."""
+
+    @case
+    async def test_the_queue_of_its_start_selects_a_run(self, store: Store) -> None:
+        await store.commit([ConfigureQueue(name=name, base=0, declared=QueueSettings()) for name in ("emails", "sms")])
+        await store.commit([replace(run("mail", created_at=1.0, tags={"a": 1}), place=Place(queue="emails"))])
+        await store.commit(
+            [replace(run("text", created_at=2.0), place=Place(queue="sms")), run("other", created_at=3.0)]
+        )
+        for where, ids in {
+            "queue:emails": ["mail"],
+            "queue:*": ["text", "mail"],
+            "-queue:*": ["other"],
+            "-queue:emails": ["other", "text"],
+            "(queue:emails OR queue:sms) a:1": ["mail"],
+            "queue:missing": [],
+        }.items():
+            assert await found(store, where) == ids, where
+        await store.commit([end(id="mail")])
+        assert await found(store, "queue:emails status:cancelled") == ["mail"], (
+            "an ended run keeps the name of its queue"
+        )
 
 
 class FilterPageCases(ContractCase):

@@ -133,13 +133,6 @@ BEGIN
 END;
 $$;
 
--- Whether places of this partition are counted in its row.
-CREATE FUNCTION counts_partition(of_queue text, partition text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN counts_partition.partition <> '' OR (SELECT q.is_partitioned FROM queues q WHERE q.name = of_queue);
-END;
-$$;
-
 -- Lock counted partitions, given as pairs of queue and name, in the order of their keys. Creates missing ones.
 CREATE FUNCTION lock_partitions(of_queues text[], names text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -264,24 +257,25 @@ END;
 -- Add the place of a run whose row says that it waits. Returns the change hint of its queue.
 CREATE FUNCTION add_place(of_run bigint, place jsonb, since float8) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-    to_queue bigint := (SELECT q.pk FROM queues q WHERE q.name = place->>'queue');
+    name text := place->>'partition';
+    is_delayed boolean := place ? 'eligible_at';
+    q record;
 BEGIN
+    SELECT x.pk, x.name, x.is_partitioned INTO q FROM queues x WHERE x.name = place->>'queue';
     INSERT INTO places (
         run_pk, queue_pk, partition, priority, number, since, eligible_at, expires_at, dedupe, latest_at)
-    VALUES (of_run, to_queue, place->>'partition', (place->>'priority')::integer, nextval('place_numbers'),
-            add_place.since, (place->>'eligible_at')::float8, (place->>'expires_at')::float8, place->>'dedupe',
+    VALUES (of_run, q.pk, name, (place->>'priority')::integer, nextval('place_numbers'), add_place.since,
+            (place->>'eligible_at')::float8, (place->>'expires_at')::float8, place->>'dedupe',
             (place->>'latest_at')::float8);
-    UPDATE partitions p
-    SET waiting = p.waiting + (NOT place ? 'eligible_at')::integer,
-        delayed = p.delayed + (place ? 'eligible_at')::integer
-    WHERE p.queue_pk = to_queue AND p.partition = place->>'partition' AND p.is_counted;
-    IF NOT FOUND AND counts_partition(place->>'queue', place->>'partition') THEN  -- this batch has created the queue
-        PERFORM lock_partitions(ARRAY[place->>'queue'], ARRAY[place->>'partition']);
+    IF q.is_partitioned OR name <> '' THEN
+        IF NOT EXISTS (SELECT FROM partitions p WHERE p.queue_pk = q.pk AND p.partition = name COLLATE "C") THEN
+            PERFORM lock_partitions(ARRAY[q.name], ARRAY[name]);  -- this batch has created the queue
+        END IF;
         UPDATE partitions p
-        SET waiting = (NOT place ? 'eligible_at')::integer, delayed = (place ? 'eligible_at')::integer
-        WHERE p.queue_pk = to_queue AND p.partition = place->>'partition';
+        SET waiting = p.waiting + (NOT is_delayed)::integer, delayed = p.delayed + is_delayed::integer
+        WHERE p.queue_pk = q.pk AND p.partition = name COLLATE "C" AND p.is_counted;
     END IF;
-    RETURN queue_hint(place->>'queue');
+    RETURN queue_hint(q.name);
 END;
 $$;
 
@@ -311,7 +305,8 @@ BEGIN
     ) AS g
     CROSS JOIN LATERAL (SELECT y.name FROM queues y WHERE y.pk = g.queue_pk OFFSET 0) AS q
     LEFT JOIN LATERAL (
-        SELECT y.pk FROM partitions y WHERE y.queue_pk = g.queue_pk AND y.partition = g.partition AND y.is_counted OFFSET 0
+        SELECT y.pk FROM partitions y
+        WHERE y.queue_pk = g.queue_pk AND y.partition = g.partition AND y.is_counted OFFSET 0
     ) AS l ON true;
     UPDATE partitions p
     SET held = p.held - slots[array_position(pks, p.pk)], waiting = p.waiting - eligible[array_position(pks, p.pk)],
@@ -537,7 +532,8 @@ BEGIN
         held = CASE WHEN p.is_counted THEN p.held + t.admitted ELSE 0 END
     FROM (
         SELECT l.row, (x.take->>'turn')::bigint AS turn, decode(x.take->>'state', 'base64') AS state,
-               (x.take->>'limit')::bigint AS slot_limit, (x.take->>'ready_at')::float8 AS ready_at, (x.take->>'keep_until')::float8 AS keep_until,
+               (x.take->>'limit')::bigint AS slot_limit, (x.take->>'ready_at')::float8 AS ready_at,
+               (x.take->>'keep_until')::float8 AS keep_until,
                cardinality(array_positions(of_takes, x.nth::integer)) AS admitted
         FROM jsonb_array_elements(takes) WITH ORDINALITY AS x (take, nth)
         CROSS JOIN LATERAL (

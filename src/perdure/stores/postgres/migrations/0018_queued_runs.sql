@@ -330,7 +330,7 @@ BEGIN
     ELSIF run.has_new_messages AND NOT unread THEN
         UPDATE runs x SET wake_at = NULL, has_new_messages = false WHERE x.pk = run.pk;
     END IF;
-    RETURN result_of('committed', flag => unread, changed => changed);
+    RETURN result_of('committed', flag => unread, changed => array_remove(changed, NULL));
 END;
 $$;
 
@@ -870,9 +870,11 @@ SET jit = off
 AS $$
 BEGIN
     IF w ? 'queues' THEN
-        PERFORM FROM runs r
-        WHERE r.id = ANY (runs_to_join(jsonb_build_array(w)) || ARRAY[w->>'id', w->>'run_id'])
-        ORDER BY r.id FOR NO KEY UPDATE;
+        IF w ?| '{run_id, replaces}' OR w->'place' ? 'dedupe' THEN
+            PERFORM FROM runs r
+            WHERE r.id = ANY (runs_to_join(jsonb_build_array(w)) || ARRAY[w->>'id', w->>'run_id'])
+            ORDER BY r.id FOR NO KEY UPDATE;
+        END IF;
         PERFORM lock_queues(jsonb_build_array(w), '{}');
     END IF;
     RETURN apply_write(w);

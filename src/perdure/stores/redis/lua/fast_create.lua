@@ -15,7 +15,7 @@ call(
 call('ZADD', key('status', 'running'), created_at, id)
 call('ZADD', key('owned', worker), '0', id)
 call('ZADD', key('workflow', workflow), created_at, id)
-if string.find(workflow, INTERNAL) then call('ZADD', key('internal'), created_at, id) end
+if is_internal(workflow) then call('ZADD', key('internal'), created_at, id) end
 if tags ~= '' then
   call('HSET', row, 'tags', tags)
   for name, tag in pairs(cmsgpack.unpack(tags)) do index_tag(id, created_at, name, tag) end

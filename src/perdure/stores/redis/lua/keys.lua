@@ -17,16 +17,6 @@ end
 -- Prefixes of the two keys that scripts build most often; only the run id is appended.
 local RUN, ENTRIES = TAG .. ':run:', TAG .. ':entries:'
 
-local INTERNAL = '^~' -- names of the workflows of perdure itself
-
--- Add a run to the index of one tag. A stored tag is text, or {canonical text, number or '', value for Python}. Indexes:
--- tag:<key, text> (runs by creation) and tag-number:<key> (runs by the number of their tag).
-local function index_tag(id, created_at, name, tag)
-  local is_text = type(tag) == 'string'
-  call('ZADD', key('tag', name, is_text and tag or tag[1]), created_at, id)
-  if not is_text and tag[2] ~= '' then call('ZADD', key('tag-number', name), tag[2], id) end
-end
-
 -- Publish the ids of changed runs as a change hint, unless the calling store is the only listener. Only that store
 -- listens to `own_channel`; on a cluster it is empty, because other stores may listen on another node. A hint to itself
 -- would reach the store together with the result and cost 10 us of a run of one step. If the user may not run PUBSUB,

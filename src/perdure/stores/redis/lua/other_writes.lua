@@ -71,7 +71,7 @@ function other_writes.rewind(write)
   inbox.restore_messages(row, returned, now)
   local fields = {
     fence = last, skipped = run_rows.count_skipped(id, last), generation = tonumber(row.generation) + 1,
-    status = run_rows.has_started(row) and 'running' or 'pending',
+    status = run_rows.has_started(row) and 'running' or 'pending', error_type = row.error_type and '' or nil,
   }
   for i = 1, #flat_fields, 2 do fields[flat_fields[i]] = flat_fields[i + 1] end
   if is_placed then

@@ -24,12 +24,16 @@ function places.hint(queue)
   mark_changed('queue:' .. queue)
 end
 
--- Return the place of a run, or nil. A field that is not set is ''.
+-- Return the place of a run, or nil. A field that is not set is ''; a number that is damaged is 0, and a time is not set.
 function places.read(id)
   local found = call('HMGET', key('place', id), unpack(FIELDS))
   if not found[1] then return nil end
   local place = {id = id}
   for i, field in ipairs(FIELDS) do place[field] = found[i] or '' end
+  for _, field in ipairs({'priority', 'number', 'since'}) do place[field] = tonumber(place[field]) and place[field] or '0' end
+  for _, field in ipairs({'eligible_at', 'expires_at', 'latest_at'}) do
+    if not tonumber(place[field]) then place[field] = '' end
+  end
   place.score = places.score(tonumber(place.priority), tonumber(place.number))
   return place
 end
@@ -85,7 +89,7 @@ end
 function places.add_partition(queue, partition)
   local name = key('queue-partition', queue, partition)
   if call('EXISTS', name) == 1 then return end
-  call('HSET', name, 'turn', tonumber(call('HGET', key('queue', queue), 'last_turn') or '0') + 1)
+  call('HSET', name, 'turn', (tonumber(call('HGET', key('queue', queue), 'last_turn') or '0') or 0) + 1)
   call('ZADD', key('queue-partitions', queue), 0, partition)
   stale({queue = queue, partition = partition})
 end
@@ -126,10 +130,27 @@ function places.promote(place)
   places.change(place, {eligible_at = '', number = number})
 end
 
+-- Free the slot of a run whose place is missing.
+local function remove_damaged(id)
+  local queue, partition = unpack(call('HMGET', RUN .. id, 'queue', 'partition'))
+  if not queue then return end
+  partition = partition or ''
+  for _, kind in ipairs({'waiting-places', 'delayed-places', 'held-places'}) do
+    call('ZREM', key(kind, queue, partition), id)
+  end
+  call('ZREM', key('queue-waiting', queue), id)
+  call('ZREM', key('expiring-places', queue), id)
+  stale({queue = queue, partition = partition})
+  places.hint(queue)
+end
+
 -- Delete the place of a run; a slot that it holds is free.
 function places.remove(id)
   local place = places.read(id)
-  if not place then return end
+  if not place then
+    remove_damaged(id)
+    return
+  end
   unindex(place)
   if place.dedupe ~= '' then call('ZREM', key('dedupe', place.queue, place.dedupe), id) end
   if place.held == '1' then places.hint(place.queue) end
@@ -163,14 +184,14 @@ local function refresh(queue, partition)
   local turn, state, limit, ready_at, keep_until, override = unpack(call(
     'HMGET', key('queue-partition', queue, partition), 'turn', 'state', 'limit', 'ready_at', 'keep_until', 'override'
   ))
-  local lacks_only_time = turn and waiting > 0 and ((limit or '') == '' or held < tonumber(limit))
-  local is_timed = (ready_at or '') ~= ''
+  turn, limit, ready_at = tonumber(turn) and turn, tonumber(limit), tonumber(ready_at) and ready_at -- damaged: not set
+  local lacks_only_time = turn and waiting > 0 and (not limit or held < limit)
+  local is_timed = ready_at
   put(key('ready-partitions', queue), partition, lacks_only_time and not is_timed and turn)
   put(key('timed-partitions', queue), partition, lacks_only_time and is_timed and ready_at)
   local is_used = not turn or waiting + held > 0 or (override or '') ~= ''
     or call('EXISTS', key('delayed-places', queue, partition)) == 1
-  local has_time = (keep_until or '') ~= ''
-  local prunable_at = has_time and keep_until or (state or '') == '' and '-inf'
+  local prunable_at = tonumber(keep_until) and keep_until or (state or '') == '' and '-inf'
   put(key('unused-partitions', queue), partition, not is_used and prunable_at)
 end
 

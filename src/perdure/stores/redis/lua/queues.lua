@@ -183,7 +183,12 @@ local function promote(queue, now, limit)
   local due = call('ZRANGEBYSCORE', key('delayed', queue), '-inf', now, 'LIMIT', 0, limit)
   for _, member in ipairs(due) do
     local place = places.read(string.sub(member, 17))
-    if place then places.promote(place) else call('ZREM', key('delayed', queue), member) end
+    if place and place.eligible_at ~= '' then
+      places.promote(place)
+    else
+      call('ZREM', key('delayed', queue), member) -- its row is missing or damaged
+      if place and place.held ~= '1' then places.change(place, {}) end
+    end
   end
   return #due
 end
@@ -195,7 +200,7 @@ function queues.admit(write)
   if not version then return {'queue_missing'} end
   if tonumber(version) ~= base or is_clock_wrong(now, tolerance, store_now) then return {'superseded'} end
   for _, each in ipairs(served) do serves[each] = true end
-  last_turn = tonumber(last_turn or '0')
+  last_turn = tonumber(last_turn or '0') or 0
   promoted = promoted > 0 and promote(queue, now, promoted) or 0
   for _, each in ipairs(takes) do
     local partition, count, turn, partition_state, limit, ready_at, keep_until = unpack(each)

@@ -2,7 +2,7 @@
 --
 -- Keys, all sorted sets of run ids, by creation unless stated otherwise: workflow:<workflow>, internal (runs of
 -- perdure's own workflows), run-queue:<queue>, error:<type of the error>, ended (by end), tag:<key, text>, tag-number:<key> (by the number of the tag). The tags of a
--- run are the field `tags` of its row: a map of key -> tag as in `index_tag` (keys.lua).
+-- run are the field `tags` of its row: a map of key -> tag as in `index_tag` (tags.lua).
 
 -- Return the tags of a run, none if they cannot be read.
 function run_index.tags(id)
@@ -43,7 +43,7 @@ end
 -- Add a run of a store that was created before these indexes.
 function run_index.add_existing(row, error_type)
   call('ZADD', key('workflow', row.workflow), row.created_at, row.id)
-  if string.find(row.workflow, INTERNAL) then call('ZADD', key('internal'), row.created_at, row.id) end
+  if is_internal(row.workflow) then call('ZADD', key('internal'), row.created_at, row.id) end
   if TERMINAL[row.status] and row.ended_at ~= '' then call('ZADD', key('ended'), row.ended_at, row.id) end
   if TERMINAL[row.status] and error_type ~= '' then
     call('HSET', RUN .. row.id, 'error_type', error_type)
@@ -57,9 +57,9 @@ end
 -- Remove a deleted run, with a row that has ended.
 function run_index.delete(row)
   call('ZREM', key('workflow', row.workflow), row.id)
-  if string.find(row.workflow, INTERNAL) then call('ZREM', key('internal'), row.id) end
+  if is_internal(row.workflow) then call('ZREM', key('internal'), row.id) end
   call('ZREM', key('ended'), row.id)
-  if row.error_type ~= '' then call('ZREM', key('error', row.error_type), row.id) end
+  if (row.error_type or '') ~= '' then call('ZREM', key('error', row.error_type), row.id) end
   local queue = call('HGET', RUN .. row.id, 'queue')
   if queue and queue ~= '' then call('ZREM', key('run-queue', queue), row.id) end
   for name, tag in pairs(run_index.tags(row.id)) do

@@ -11,14 +11,15 @@ local queued = {} -- like `stale_queues`, but with all queues that were looked u
 -- Reused by every change, and large enough: growing a table costs more than filling it.
 local changes = {'', '', '', '', '', '', '', '', '', '', '', '', '', '', '', ''}
 
--- Return the fields of a row that Lua uses, with their defaults. A field at its default is not stored.
+-- Return the fields of a row that Lua uses, with their defaults. A field at its default is not stored. `queue`, `gate` and
+-- `error_type`, which few runs have, are nil then: with them the table of a new run would grow once more.
 local function blank(id)
   return {
     id = id, status = 'pending', owner = '', has_new_messages = '0', last_message_no = '0', pending_events = '0',
     skipped = '0', wake_at = '', pool = 'default', workflow = '', version = '', shard = '', held_kind = '', parent = '',
     attached = '0', created_at = '', first_executed_at = '', generation = '0', recoveries = '0', drift = EMPTY,
     last_observer_no = '0', ended_at = '', prune_at = '', unfinalized = '0', orphaned_children = '0',
-    counted_events = '', place = '', queue = '', gate = '', error_type = '',
+    counted_events = '', place = '',
   }
 end
 
@@ -105,7 +106,7 @@ local function by_next_action(row)
     return key('owned', row.owner), '0'
   elseif row.wake_at ~= '' then
     local queue = row.workflow .. NUL .. row.version .. NUL .. row.shard
-    if row.gate ~= '' then queue = queue .. NUL .. row.gate end
+    if (row.gate or '') ~= '' then queue = queue .. NUL .. row.gate end
     local name = key('due', row.pool, queue)
     queued[name] = {row.pool, queue}
     return name, row.wake_at
@@ -138,11 +139,11 @@ local function by_workflow(row)
 end
 
 local function by_internal(row)
-  if string.find(row.workflow, INTERNAL) then return key('internal'), row.created_at end
+  if is_internal(row.workflow) then return key('internal'), row.created_at end
 end
 
 local function by_queue(row)
-  if row.queue ~= '' then return key('run-queue', row.queue), row.created_at end
+  if (row.queue or '') ~= '' then return key('run-queue', row.queue), row.created_at end
 end
 
 local function by_end(row)
@@ -150,7 +151,7 @@ local function by_end(row)
 end
 
 local function by_error(row)
-  if TERMINAL[row.status] and row.error_type ~= '' then return key('error', row.error_type), row.created_at end
+  if TERMINAL[row.status] and (row.error_type or '') ~= '' then return key('error', row.error_type), row.created_at end
 end
 
 -- A slot is active while its run has an owner, and from the time at which the run is due.
@@ -180,9 +181,9 @@ function run_rows.insert(id, flat)
   move(id, nil, nil, by_next_action(row))
   move(id, nil, nil, by_parent(row))
   move(id, nil, nil, by_hold(row))
-  move(id, nil, nil, by_workflow(row))
+  call('ZADD', key('workflow', row.workflow), row.created_at, id)
   move(id, nil, nil, by_internal(row))
-  if row.queue ~= '' then move(id, nil, nil, by_queue(row)) end
+  if row.queue then move(id, nil, nil, by_queue(row)) end
   if row.tags then run_index.add_tags(id, row.created_at, cmsgpack.unpack(row.tags)) end
   if row.parent ~= '' then call('ZADD', key('children', row.parent), row.created_at, id) end
 end

@@ -108,7 +108,7 @@ local function patch_fields(row, patch, now, seen)
     recoveries = recoveries, ended_at = ended_at, prune_at = prune_at, updated_at = now,
     has_new_messages = unseen and owner ~= '' and '1' or '0',
     unfinalized = ended and run_rows.needs_finalization(row, row.orphaned_children) or '0',
-    error_type = ended and error_type or '',
+    error_type = ended and error_type ~= '' and error_type or nil,
   }
 end
 
