@@ -93,7 +93,7 @@ class Postgres:
         await connection.execute(f"COMMENT ON SCHEMA {schema} IS '{postgres_schema._OURS}'")
         for table, rows in given["tables"].items():
             await connection.execute(f'DELETE FROM "{table}"')
-            columns = ", ".join(f'"{row[0]}"' for row in await connection.fetch(COLUMNS, schema, table))
+            columns = await _written_columns(connection, schema, table)
             await connection.execute(
                 f'INSERT INTO "{table}" ({columns}) OVERRIDING SYSTEM VALUE '
                 f'SELECT {columns} FROM json_populate_recordset(NULL::"{table}", $1)',
@@ -108,6 +108,17 @@ class Postgres:
                 await connection.fetchval("SELECT setval($1::text::regclass, $2)", sequence, value)
         await connection.close()
         store.schema.is_created = True
+
+
+async def _written_columns(connection: Any, schema: str, table: str) -> str:
+    """Return the columns of a table that the database does not compute."""
+    found = await connection.fetch(
+        "SELECT column_name FROM information_schema.columns "
+        "WHERE table_schema = $1 AND table_name = $2 AND is_generated = 'NEVER' ORDER BY ordinal_position",
+        schema,
+        table,
+    )
+    return ", ".join(f'"{name}"' for (name,) in found)
 
 
 async def _is_identity(connection: Any, schema: str, table: str) -> bool:

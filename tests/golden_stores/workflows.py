@@ -187,7 +187,7 @@ async def queued(ctx: Context, n: int) -> list[Any]:
     return [n, await work("queued")]
 
 
-PARTITIONED = WorkQueue("golden.partitioned", rate="1/min", partition_key=lambda n: f"tenant {n % 2}")
+PARTITIONED = WorkQueue("golden.partitioned", partition_concurrency=1, partition_key=lambda n: f"tenant {n % 2}")
 QUEUED: dict[str, dict[str, Any]] = {
     "golden.slot": {"priority": -5},
     "golden.place": {"dedupe": "key", "max_wait": 80_000},

@@ -82,10 +82,10 @@ def _agrees(used: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
 
 def find_schema_mismatch(schema: Schema, value: Any) -> tuple[str, str] | None:
     """Return path and reason of the first part of plain data that does not match, or None."""
-    return _Checker(schema.get("$defs", {})).check(schema, value, "", 0)
+    return _SchemaChecker(schema.get("$defs", {})).check(schema, value, "", 0)
 
 
-class _Checker:
+class _SchemaChecker:
     """Checks data against one schema and its definitions."""
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
