@@ -20,7 +20,7 @@ from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.contract.builders import claim, deliver, entry, publish, run, succeeded, suspended, turn, worker
 from tests.servers.postgres import Server
 
-RETAINED = {"meta", "signing_keys", "topics"}  # tables with a fixed number of rows
+RETAINED = {"meta", "signing_keys", "topics", "documents", "queues"}  # a fixed number of rows (documents: schemas)
 WAVE = 200
 STATISTICS = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'perdure' AND relname = $1"
 SIZES = "SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE schemaname = 'perdure'"
