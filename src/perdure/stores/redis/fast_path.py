@@ -47,7 +47,7 @@ def build_call(write: Write, publisher: ChangePublisher) -> RedisFastPathCall | 
         return None
     if isinstance(write, CreateRun):
         record = write.record
-        if record.parent is not None or write.place is not None:
+        if record.parent is not None or write.place is not None or write.by is not None:
             return None  # a child is also in the indexes of its parent, and a run with a place in those of its queue
         return RedisFastPathCall("fast_create", record.id, _new_run_arguments(record), _CREATED)
     assert isinstance(write, CommitTurn)

@@ -185,7 +185,7 @@ def _encode_create(write: CreateRun, partition_of: PartitionOf) -> Array:
     if record.tags:
         fields += ("tags", as_lua_string(encode_stored_tags(record.tags)))
     place = encode_place(write.place)
-    return ("create", *head, fields, entries, messages, observer, write.received, replaces, place)
+    return ("create", *head, fields, entries, messages, observer, write.received, replaces, place, write.by or "")
 
 
 def _encode_turn(turn: CommitTurn, partition_of: PartitionOf) -> Array:
@@ -251,7 +251,8 @@ def _encode_tag_changes(tags: Mapping[str, TagValue | None]) -> dict[str, Any]:
 def _encode_document(write: PutDocument) -> Array:
     body = write.body is not None and as_lua_string(write.body)
     times = (encode_time(write.due_at), encode_time(write.expires_at))
-    return ("document", write.kind, write.id, write.base, body, write.write_id, *times)
+    dead_letters = _encode_dead_letters(write.dead_letters)
+    return ("document", write.kind, write.id, write.base, body, write.write_id, *times, dead_letters)
 
 
 def _group_by_partition(subscription: Subscription, partition_of: PartitionOf) -> list[list[int | str]]:

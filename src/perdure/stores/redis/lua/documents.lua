@@ -19,14 +19,15 @@ function documents.delete(kind, id)
   call('ZREM', key('expiring-documents'), cmsgpack.pack({kind, id}))
 end
 
--- Write a document if `base` is its version; without a body delete it.
+-- Write a document if `base` is its version; without a body delete it. Its dead letters are stored with it.
 function documents.put(write)
-  local _, kind, id, base, body, write_id, due_at, expires_at = unpack(write)
+  local _, kind, id, base, body, write_id, due_at, expires_at, undelivered = unpack(write)
   local name = key('document', kind, id)
   local version, last_write_id, was_due_at = unpack(call('HMGET', name, 'version', 'write_id', 'due_at'))
   if not body and not version then return {'versioned', 0} end
   if body and version and last_write_id == write_id then return {'versioned', tonumber(version)} end
   if tonumber(version or '0') ~= base then return {'superseded'} end
+  dead_letters.add(undelivered)
   if not body then
     documents.delete(kind, id)
     return {'versioned', 0}

@@ -28,8 +28,9 @@ local function read_predecessor(id, created_by, replaces)
 end
 
 function run_writes.create(write)
-  local _, id, created_by, owner, created_at, wake_at, fields, entries, messages, observer, received, replaces, requested =
-    unpack(write)
+  local _, id, created_by, owner, created_at, wake_at, fields, entries, messages, observer, received, replaces, requested,
+    by_worker = unpack(write)
+  if by_worker ~= '' and not is_alive(by_worker) then return {'superseded'} end
   local by = call('HGET', RUN .. id, 'created_by')
   local predecessor = read_predecessor(id, by, replaces)
   if by and not predecessor then
