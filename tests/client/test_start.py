@@ -5,7 +5,6 @@ import gc
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
