@@ -69,6 +69,7 @@ PEER = Peer(
     python=("absurd-sdk", "absurdctl", "uvloop"),
     unsupported={
         "recovery": "a task of a dead worker is claimed again after its claim timeout, two minutes by default",
+        "queues": "its queues have no limit of concurrency over all workers",
         "fanout": "a task cannot run concurrent steps or wait for another task of the same queue",
     },
 )

@@ -177,6 +177,7 @@ PEER = Peer(
     python=("restate-sdk", "hypercorn", "aiohttp", "uvloop"),
     node=("@restatedev/restate-server",),
     external_process=server,
+    unsupported={"queues": "a service has no limit of concurrency over all of its workers"},
 )
 
 if __name__ == "__main__":

@@ -84,4 +84,5 @@ PEER = Peer(
     ),
     node=("@rivetkit/workflow-engine", "better-sqlite3"),
     embedded=True,
+    unsupported={"queues": "the workflow engine has no queues"},
 )

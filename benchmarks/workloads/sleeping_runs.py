@@ -101,7 +101,8 @@ async def _fill(url: str, recording: Recording, runs: int, due_at: float | None 
 
 
 def _copies(recording: Recording, runs: int, due_at: float | None) -> tuple[Iterator[CreateRun], Iterator[CommitTurn]]:
-    model, turn = (batch[0] for batch in recording.batches)
+    runs_only = (CreateRun, CommitTurn)  # a worker also publishes the schema of its workflow
+    model, turn = (write for batch in recording.batches for write in batch if isinstance(write, runs_only))
     assert isinstance(model, CreateRun)
     assert isinstance(turn, CommitTurn)
     assert turn.patch is not None

@@ -149,9 +149,13 @@ def test_page_without_results_or_markers_is_not_changed(tmp_path):
     assert not (tmp_path / "page.json").exists()
 
 
+UNMEASURED = ("schedules", "queues", "search")
+"""Workloads without figures on the page, which says so. Remove a name when it is measured."""
+
+
 def test_page_and_chart_are_generated_from_the_results_file():
     results = read_results(PAGE.with_suffix(".json"))
-    assert [each.workload for each in results] == list(MODULES)
+    assert [each.workload for each in results] == [name for name in MODULES if name not in UNMEASURED]
     figures = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     assert figures.strip() == build_markdown(results, "performance.svg").strip()
     assert PAGE.with_suffix(".svg").read_text(encoding="utf-8") == build_chart(results)
