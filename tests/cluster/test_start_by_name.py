@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from perdure import Context, InvalidPayload, RunConflict, RunStatus, WorkflowMisuse, workflow
+from perdure.stores.writes import PutDocument
 from perdure.workflows.definition import REGISTRY
+from perdure.workflows.publications import KIND
 from tests.engine.store_matrix import on_every_store
 
 
@@ -81,9 +83,20 @@ async def test_rejected_start_by_name_creates_no_run(h):
 
 
 @on_every_store
-async def test_payload_that_does_not_match_holds_the_run(h):
+async def test_payload_that_does_not_match_is_refused(h):
     await h.engine(published_elsewhere())
     client = await h.client()
+    with pytest.raises(InvalidPayload, match="parcel: 'grams' is missing"):
+        await client.start("ship_parcel", {"parcel": {"pounds": 7}})
+    assert (await client.runs()).runs == ()
+
+
+@on_every_store
+async def test_payload_that_does_not_match_holds_the_run_of_a_worker_that_has_published_no_schema(h):
+    await h.engine(published_elsewhere())
+    client = await h.client()
+    (document,) = await h.store.documents(KIND)
+    await h.store.commit([PutDocument(kind=KIND, id=document.id, base=document.version, body=None, write_id="delete")])
     run = await client.start("ship_parcel", {"parcel": {"pounds": 7}})
     await h.clock.advance(1)
     assert await run.status() is RunStatus.SUSPENDED
