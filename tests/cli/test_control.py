@@ -138,9 +138,9 @@ def test_workflow_published_by_a_worker_starts_by_name_without_the_code(working)
     refused = working.run("start", "review", '["tea", 2]', code=2).stderr
     assert "an object by parameter" in refused
     assert "--app" in refused
-    working.run("start", "review", '{"titel": "tea"}', "--id", "typo")
-    [reason] = working.until("typo", "suspended")["waiting_for"]
-    assert "title" in reason["text"], "the worker checks the payload"
+    refused = working.run("start", "review", '{"titel": "tea"}', "--id", "typo", code=2).stderr
+    assert "'title' is missing" in refused, "the published schema checks the payload"
+    working.run("show", "typo", code=3)
 
 
 def test_start_by_name_without_a_worker_is_refused(shop):

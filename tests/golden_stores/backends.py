@@ -33,6 +33,10 @@ SEQUENCES = """
             AND d.deptype = 'i')
     ORDER BY 1"""
 
+COLUMNS = """
+    SELECT column_name FROM information_schema.columns
+    WHERE table_schema = $1 AND table_name = $2 AND is_generated = 'NEVER' ORDER BY ordinal_position"""
+
 
 class Backend(Protocol):
     """One kind of store."""

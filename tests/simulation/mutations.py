@@ -43,14 +43,14 @@ def start_effects_before_commit() -> Any:
     """Start the effects of a turn when it is submitted, not when it is committed."""
     submit = Committer.submit
 
-    def submit_after_effects(self: Committer, write: Any, on_result: Any, *, wait_for_store: bool = True) -> None:
+    def submit_after_effects(self: Committer, write: Any, on_result: Any, **options: bool) -> None:
         func = on_result.func if isinstance(on_result, partial) else None
         if isinstance(write, CommitTurn) and getattr(func, "__name__", "") == "_on_commit_result":
             cached, turn, commit, taken = on_result.args
             coordinator: Any = func
             coordinator.__self__._effects.start(cached, turn, write.now, draining=False)
             on_result = partial(on_result.func, cached, replace(turn, effects=()), commit, taken)
-        submit(self, write, on_result, wait_for_store=wait_for_store)
+        submit(self, write, on_result, **options)
 
     return mock.patch.object(Committer, "submit", submit_after_effects)
 
