@@ -20,6 +20,7 @@ from perdure.codec.codec import check_encoded
 from perdure.errors import InvalidArgument
 from perdure.model.ids import incarnation_of, with_incarnation
 from perdure.model.records import Entry, Message, RunRecord
+from perdure.model.tags import decode_tags, encode_tags
 from perdure.stores.results import Snapshot
 
 FORMAT = 1
@@ -32,6 +33,8 @@ T = TypeVar("T", bound=Struct)
 def export_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     """Return a run as plain data."""
     run = {name: value for name, value in _plain(snapshot.record).items() if name not in STORE_LOCAL_FIELDS}
+    if snapshot.record.tags:
+        run["tags"] = msgspec.json.decode(encode_tags(snapshot.record.tags))
     if incarnation := incarnation_of(snapshot.record.created_by):
         run["incarnation"] = incarnation
     return {
@@ -57,9 +60,18 @@ def parse_snapshot(data: object) -> Snapshot:
         run = {name: value for name, value in data["run"].items() if name not in STORE_LOCAL_FIELDS}
         incarnation = str(run.pop("incarnation", ""))
         record = _struct({**run, "created_by": with_incarnation("", incarnation)}, RunRecord)
+        record = replace(record, tags=decode_tags(msgspec.json.encode(record.tags)))
         entries = tuple(_struct(each, Entry) for each in data["entries"])
         inbox = tuple(_struct(each, Message) for each in data["inbox"])
-    except (msgspec.ValidationError, AttributeError, TypeError, ValueError, RecursionError, OverflowError) as error:
+    except (
+        msgspec.ValidationError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise InvalidArgument(f"this is not an exported run: {error}") from None
     numbered = tuple(replace(message, number=number) for number, message in enumerate(inbox, 1))
     return Snapshot(record, len(entries), entries, numbered)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 TagValue = str | int | float | bool | datetime
-Tags = Mapping[str, TagValue]
+if TYPE_CHECKING:
+    Tags = Mapping[str, TagValue]
+else:  # msgspec cannot tell text from times, and refuses the union in a record that it decodes
+    Tags = Mapping[str, Any]
 TagChanges = Mapping[str, TagValue | None]
 """Tags to set; None removes one."""
 
