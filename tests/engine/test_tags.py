@@ -36,15 +36,15 @@ async def review(n: int) -> int:
 
 @workflow(name="tags.review", tags={"kind": "review", "level": 1})
 async def reviewed(ctx: Context, amount: int) -> dict[str, Any]:
-    SEEN.append(dict(ctx.tags))
+    SEEN.append(dict(ctx.tags))  # perdure: ignore
     await ctx.tag(stage="first", amount=amount)
     await review(1)
-    SEEN.append(dict(ctx.tags))
+    SEEN.append(dict(ctx.tags))  # perdure: ignore
     await ctx.sleep(60)
     await ctx.tag({"stage": "second", "a b": NOON}, level=None)
     await ctx.sleep(60)
     await ctx.tag(stage=None)
-    SEEN.append(dict(ctx.tags))
+    SEEN.append(dict(ctx.tags))  # perdure: ignore
     return {key: str(value) for key, value in ctx.tags.items()}
 
 
