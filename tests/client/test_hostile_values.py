@@ -5,6 +5,7 @@ The calls and their parameters are read from the classes, so that a new one fail
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,8 @@ BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "reason": hostile.NAMES,
     "key": hostile.NAMES,
     "cap": hostile.POSITIVE_COUNTS,
+    "end": hostile.TIMES,
+    "overlap": hostile.NAMES,
     "by": hostile.NAMES,
     "partition": tuple(each for each in hostile.NAMES if each != ""),
     "priority": (*hostile.OBJECTS, "1", 1.5, True, hostile.NAN, hostile.HUGE, 101, -101),
@@ -64,16 +67,21 @@ BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "partition_rate": RATES,
     **dict.fromkeys(LIMIT_NAMES, hostile.POSITIVE_COUNTS),
 }
-UNCHECKED = ("details", "raise_if_held", "type", "reset")  # used as a flag or as an annotation, whatever it is
+UNCHECKED = ("details", "raise_if_held", "type", "reset", "catch_up")  # used as a flag or annotation, whatever it is
 BY_CALL: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("broadcast", "event"): (*hostile.EVENTS, "a name"),
     ("history", "after"): hostile.COUNTS,
     ("dead_letters", "event"): tuple(each for each in hostile.EVENTS if each is not None),
     ("pause", "reason"): tuple(each for each in hostile.NAMES if each not in ("", "x" * 513)),
+    ("pause_schedule", "reason"): tuple(each for each in hostile.NAMES if each not in ("", "x" * 513)),
+    ("backfill_schedule", "start"): hostile.TIMES,
     ("partition", "key"): tuple(each for each in hostile.NAMES if each != ""),
 }
 VALID: Mapping[str, Any] = {
     "run_id": "known",
+    "id": "nightly",
+    "start": datetime(2026, 1, 1, tzinfo=UTC),
+    "end": datetime(2026, 1, 2, tzinfo=UTC),
     "location": "work",
     "name": "log",
     "event": "topic",
@@ -128,7 +136,7 @@ async def start_known(h: Harness) -> tuple[Any, Run[Any]]:
 
 def calls_of(owner: Any) -> Iterator[tuple[str, inspect.Signature]]:
     """Yield the public methods of an object that have parameters to check."""
-    for name in sorted(set(dir(owner)) - {"open", "start", "execute", "tag"}):
+    for name in sorted(set(dir(owner)) - {"open", "start", "execute", "tag", "schedule", "preview"}):
         method = None if name.startswith("_") else getattr(owner, name)
         if inspect.ismethod(method):
             yield name, inspect.signature(method)

@@ -17,6 +17,7 @@ from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.postgres.url import parse_url
 from perdure.stores.protocol import Store
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.redis.upgrades import current_format
 from perdure.stores.sql_filters import numbered
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.contract.builders import run, suspended, turn, worker
@@ -104,7 +105,7 @@ def test_redis_store_without_the_index_is_upgraded_when_it_is_opened(partitions:
         store = RedisStore(url)
         await store.open(shards=16)
         assert sorted(await held_ids(store)) == before
-        assert await store._partitions.command(0, "HGET", "meta:", "format") == b"4"
+        assert await store._partitions.command(0, "HGET", "meta:", "format") == b"%d" % current_format()
         await store.close()
 
     with prefix_of_its_own(partitions=partitions) as url:

@@ -83,7 +83,7 @@ def test_redis_reads_subscriptions_and_observers(monkeypatch: pytest.MonkeyPatch
     async def main(url: str) -> None:
         store = RedisStore(url)
         await create_waiting_runs(store)
-        monkeypatch.setattr("perdure.stores.redis.queries._read_page", None)  # it reads all suspended runs
+        monkeypatch.setattr("perdure.stores.redis.run_search._read_keys", None)  # it reads all suspended runs
         await check_results(store)
         await store.close()
 

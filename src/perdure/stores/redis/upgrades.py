@@ -60,8 +60,8 @@ async def index_searches(partitions: UpgradedPartitions, number: int) -> None:
         rows = await partitions.read(number, "bare", ids, BARE_FIELDS)
         await partitions.execute(number, "index_runs", list(map(_describe_end, ids, rows)), before, last_id)
     cursor = "0"
-    while (cursor := await partitions.execute(number, "index_topics", cursor)) != b"0":
-        pass
+    while (cursor := (await partitions.execute(number, "index_topics", cursor)).decode()) != "0":
+        pass  # a cursor is text: Lua cannot read bytes of a request
     await partitions.command(number, "DEL", "upgrade:")
 
 
