@@ -122,8 +122,6 @@ def refused_calls(engine: Any, token: str) -> Iterator[tuple[str, Any]]:
         yield words, lambda value=value: engine.broadcast(Sent(value))
         yield words, lambda value=value: engine.emit("topic", value)
         yield words, lambda value=value: engine.complete(token, value)
-    tags = {f"tag-{number}": "x" * 100 for number in range(10)}
-    yield "tags: has 1,1", lambda: engine.start(waits, tags=tags)
 
 
 @on_every_store

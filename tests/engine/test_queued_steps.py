@@ -59,7 +59,7 @@ async def calls(ctx: Context, count: int) -> list[int]:
 @on_every_store
 async def test_no_more_bodies_than_slots_execute(h):
     GATE.append(asyncio.Event())
-    engine = await h.engine(calls)
+    engine = await h.engine(calls, queues=[CALLS, FAIR])
     run = await engine.start(calls, 8, id="r")
     await h.clock.advance(10)
     assert len(AT_WORK) == 2
@@ -73,7 +73,7 @@ async def test_no_more_bodies_than_slots_execute(h):
 @on_every_store
 async def test_the_calling_run_says_what_limits_its_step(h):
     GATE.append(asyncio.Event())
-    engine = await h.engine(calls)
+    engine = await h.engine(calls, queues=[CALLS, FAIR])
     run = await engine.start(calls, 4, id="r")
     await h.clock.advance(10)
     described = await h.drive(run.describe())
@@ -92,7 +92,7 @@ async def test_partitions_of_a_step_take_turns(h):
     async def tenants(ctx: Context) -> None:
         await ctx.join(*[serve(tenant, n) for tenant in ("a", "b", "c") for n in range(3)])
 
-    engine = await h.engine(tenants)
+    engine = await h.engine(tenants, queues=[CALLS, FAIR])
     await h.drive(engine.queue("steps.fair").pause())
     run = await engine.start(tenants, id="r")
     await h.clock.advance(10)
@@ -109,7 +109,7 @@ async def test_a_failed_attempt_holds_no_slot_until_its_retry(h):
         results = await ctx.join(flaky(), quick(), quick())
         return sum(results)
 
-    engine = await h.engine(both)
+    engine = await h.engine(both, queues=[CALLS, FAIR])
     run = await engine.start(both, id="r")
     await h.clock.advance(20)
     assert ORDER == ["attempt 1", "quick", "quick"]
@@ -120,7 +120,7 @@ async def test_a_failed_attempt_holds_no_slot_until_its_retry(h):
 @on_every_store
 async def test_a_step_that_waits_for_a_slot_can_be_cancelled(h):
     GATE.append(asyncio.Event())
-    engine = await h.engine(calls)
+    engine = await h.engine(calls, queues=[CALLS, FAIR])
     run = await engine.start(calls, 4, id="r")
     await h.clock.advance(10)
     await h.drive(run.cancel())

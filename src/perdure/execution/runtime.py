@@ -51,6 +51,8 @@ SCHEDULES_HINT = document_hint(KIND)
 class WorkerRuntime:
     """One worker, the `LocalWorker` of its process. `start` joins the cluster; `stop` releases all runs and leaves."""
 
+    publishes_at_start = True  # False: only the periodic task publishes workflows
+
     def __init__(
         self, session: StoreSession, catalog: Catalog, pool: str, member: MembershipProtocol, concurrency: int | None
     ) -> None:
@@ -160,7 +162,8 @@ class WorkerRuntime:
         """
         session = self._session
         await session.read(self._ambiguous.refuse, retry_forever=retry_forever)
-        await session.read(lambda: self._publisher.tick(session.clock.now()), retry_forever=retry_forever)
+        if self.publishes_at_start:
+            await session.read(lambda: self._publisher.tick(session.clock.now()), retry_forever=retry_forever)
         await self._join(retry_forever=retry_forever)
         await session.read(lambda: self._held_retrier.tick(session.clock.now()), retry_forever=retry_forever)
         for task in self._periodic_tasks:

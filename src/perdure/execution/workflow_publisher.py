@@ -14,6 +14,7 @@ from perdure.model.ids import new_token
 from perdure.model.shards import WorkflowVersions
 from perdure.stores.writes import PutDocument
 from perdure.workflows.publications import KIND, document_id, encode_publication, publish_workflow
+from perdure.workflows.remote_steps import is_step_workflow
 
 PAGE = 500
 WRITES = 100  # per batch
@@ -42,6 +43,8 @@ class WorkflowPublisher:
         known = await self._read_documents() if versions else {}
         writes = []
         for name, version in versions:
+            if is_step_workflow(name):  # only runs start them
+                continue
             workflow = self._catalog.find(name, version)
             body = None if workflow is None else encode_publication(publish_workflow(workflow))
             stored = known.get(document_id(name, version))

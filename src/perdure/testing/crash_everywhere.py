@@ -192,7 +192,7 @@ def _everywhere(clean: _Trace, calls: Sequence[str]) -> Iterator[Crash]:
 
 
 async def _execute(harness: Harness, case: _Case, crash: Crash | None, again: Callable[[], Store]) -> _Trace:
-    last = first = await harness.engine(case.workflow, *case.also, lifespan=case.lifespan, queues=None)
+    last = first = await harness.engine(case.workflow, *case.also, lifespan=case.lifespan)
     if crash is not None:
         first.faults.crash(crash.n, crash.side, call=crash.call)
     outcome = await harness.drive_until_crash(first, _everything(harness, first, case), case.within)
@@ -203,7 +203,7 @@ async def _execute(harness: Harness, case: _Case, crash: Crash | None, again: Ca
         await harness.crash(first)
         executed = len(harness.executions)
         at_crash = await _all_runs(harness.store)
-        last = await harness.engine(case.workflow, *case.also, store=again(), lifespan=case.lifespan, queues=None)
+        last = await harness.engine(case.workflow, *case.also, store=again(), lifespan=case.lifespan)
         outcome = await harness.drive(_everything(harness, last, case), case.within)
     if case.check is not None:
         await harness.drive(case.check(last), case.within)

@@ -70,7 +70,9 @@ class TestEngine(WatchedEngine):
             config=without_sweeps(config or EngineConfig(run_retention=SWEEP_DISABLED_SECONDS)),
             lifespan=lifespan,
             clock=harness.clock,
+            queues=[],  # a queue is declared when a run is first started into it
         )
+        self._session.declares_queue = lambda queue: True
         self.clock = harness.clock
         self._passing = TimeSkipper(harness.clock, harness.settle, lambda: self.bodies_under_way)
         self._session.wait_strategy = _TimeSkippingWait(self._passing, self.now, self._reasons)
@@ -121,6 +123,7 @@ class TestEngine(WatchedEngine):
 
     def _build_runtime(self) -> WorkerRuntime:
         runtime = super()._build_runtime()
+        runtime.publishes_at_start = False  # opening must not wait: see `_at_once`
         use_lazy_clock(runtime, self._passing.lazy_clock)
         return runtime
 

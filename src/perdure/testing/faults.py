@@ -144,11 +144,11 @@ class FaultyStore:
             if self._refuses is not None and any(self._refuses(write) for write in batch):
                 raise StoreError("the store cannot apply this write (planned)")
             results = await self.inner.commit(batch)
-            if not all(map(_is_publication, batch)):
+            if not batch or not all(map(_is_publication, batch)):
                 self.committed.append(tuple(batch))
             return results
 
-        name = "publish" if all(map(_is_publication, batch)) else "commit"
+        name = "publish" if batch and all(map(_is_publication, batch)) else "commit"
         results = await self._forward(name, apply)
         if self._lost:
             self._lost -= 1
