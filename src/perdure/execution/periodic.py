@@ -11,6 +11,8 @@ from perdure.errors import StoreError
 
 LOGGER = logging.getLogger("perdure.execution")
 
+SHORTEST_PAUSE_SECONDS = 0.001  # of a task that is not due again at once
+
 Tick = Callable[[float], Awaitable[float | None]]  # receives the current time, returns the time of the next call
 
 
@@ -73,6 +75,9 @@ class PeriodicTask:
                 next_at = self._on_failure(error)
             finally:
                 self.ticking = False
+            if next_at is not None and now < next_at < now + SHORTEST_PAUSE_SECONDS:
+                # The timer fired a rounding error early, and would do so again without end.
+                next_at = now + SHORTEST_PAUSE_SECONDS
             if next_at is not None:  # a clock that was corrected backwards during the tick must not extend the pause
                 next_at = min(next_at, self._clock.now() + max(0.0, next_at - now))
             if next_at is not None and (self._due_at is None or next_at < self._due_at):
