@@ -15,6 +15,7 @@ from perdure import (
     Context,
     Continue,
     Retry,
+    RunQuery,
     RunStatus,
     StepFailed,
     current_step,
@@ -187,7 +188,7 @@ async def nothing_is_lost_or_doubled(engine, names: list[str]) -> None:
     assert await engine.published(ID) == {"last": names[-1], "seen": seen}
     assert await engine.dead_letters() == []
     assert set(lines_undone()) >= {f"scoped {name} {i}" for name in names for i in range(2)}
-    leaves = [run for run in (await engine.runs()).runs if run.workflow == "nested.leaf"]
+    leaves = [await engine.describe(run.id) for run in await engine.runs(RunQuery(workflow="nested.leaf"))]
     assert len(leaves) == 4 * len(names)
     assert {run.status for run in leaves if run.input["what"].startswith("bad")} == {RunStatus.FAILED}
 
