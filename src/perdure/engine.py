@@ -74,7 +74,7 @@ class Engine(Client):
             runtime = self._build_runtime()
             runtime.coordinator.executor.state = state
             await runtime.start(retry_forever=self._session.wait_for_store)
-            await self._schedules.declare(self._catalog.all_latest())
+            await self._declare_schedules()
         except BaseException:
             if runtime is not None:
                 await runtime.abort()
@@ -128,6 +128,10 @@ class Engine(Client):
             await self._exit_lifespan()
         except Exception:
             LOGGER.exception("Lifespan failed on exit; the resources that it opened may still be open")
+
+    async def _declare_schedules(self) -> None:
+        """Apply the schedules that the workflows of this engine declare."""
+        await self._schedules.declare(self._catalog.all_latest())
 
     async def _declare_queues(self) -> None:
         """Store the settings of the queues of this engine. A process without queues makes no call."""

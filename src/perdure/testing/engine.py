@@ -95,6 +95,9 @@ class TestEngine(WatchedEngine):
         if self._runtime is None:
             await super().open()
 
+    async def _declare_schedules(self) -> None:
+        """Apply none: runs that start by themselves would disturb tests. A test calls `schedule`."""
+
     def _open_on_use(self) -> None:
         if self._lifespan_option is not None:
             raise WorkflowMisuse("a TestEngine with a lifespan must be opened: use `async with TestEngine(...)`")
