@@ -206,7 +206,7 @@ def changed(data: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
         (("run", "pool"), "a\tb"),
         (("run", "tags"), {"": "x"}),
         (("run", "tags"), {"team": "a\nb"}),
-        (("run", "tags"), {"team": 5}),
+        (("run", "tags"), {"team": [5]}),
         (("run", "tags"), ["team"]),
         (("run", "generation"), -1),
         (("run", "generation"), 2**40),
